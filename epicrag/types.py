@@ -1,0 +1,247 @@
+"""The frozen nouns that flow between the rooms. No torch, no work at import.
+
+Tensor letters used everywhere: L layers, H query heads, G key/value heads, T tokens, D head dimension.
+Character spans are half-open `[start, end)` and count Python characters of `Document.text`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+# --- documents -----------------------------------------------------------------------------------
+
+BlockKind = Literal["heading", "paragraph", "code", "row", "break"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a span stands in its source, as a person would cite it."""
+
+    page: int | None = None
+    """First page, counted from 1; None where the format has no pages."""
+    lines: tuple[int, int] | None = None
+    """First and last source line, counted from 1, both included; None where lines mean nothing."""
+    heading: str | None = None
+    """The headings above the span, outermost first, joined by " > "."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """From character `start` on, the text stands on this page, source line and under this heading."""
+
+    start: int
+    page: int | None = None
+    line: int | None = None
+    heading: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A structural unit of a document: the splitter prefers to cut between blocks."""
+
+    start: int
+    end: int
+    kind: BlockKind
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One file, read: its text, and the exact map from the text back to places in the file.
+
+    `anchors` are sorted by `start`; the first starts at 0 unless the text is empty. `blocks` are sorted,
+    do not overlap, and may leave gaps (white space between paragraphs).
+    """
+
+    path: str
+    """Absolute path of the source, with forward slashes: the identity of the document."""
+    text: str
+    digest: str
+    """SHA-256 of the file's bytes, in hex."""
+    media: str = "text/plain"
+    title: str | None = None
+    """A title found in the content itself, never the file name: renaming must not change the KV."""
+    encoding: str | None = None
+    anchors: tuple[Anchor, ...] = ()
+    blocks: tuple[Block, ...] = ()
+
+    def place(self, start: int, end: int) -> Place:
+        """Return the place of `text[start:end]`: page and heading of its start, lines of both ends."""
+        starts = [anchor.start for anchor in self.anchors]
+        return place_of(self.anchors, starts, start, end)
+
+
+def place_of(anchors: Sequence[Anchor], starts: Sequence[int], start: int, end: int) -> Place:
+    """`Document.place` for callers who ask often and keep `starts = [a.start for a in anchors]`."""
+    if not anchors:
+        return Place()
+    first = anchors[max(bisect_right(starts, start) - 1, 0)]
+    last = anchors[max(bisect_right(starts, max(end - 1, start)) - 1, 0)]
+    lines = None
+    if first.line is not None and last.line is not None:
+        lines = (min(first.line, last.line), max(first.line, last.line))
+    return Place(page=first.page, lines=lines, heading=first.heading)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a document that is cached and reused as a whole."""
+
+    document: str
+    """`Document.path`."""
+    ordinal: int
+    """0, 1, 2 … in reading order within the document."""
+    start: int
+    end: int
+    text: str
+    """Exactly `document.text[start:end]`."""
+    title: str | None = None
+    place: Place = field(default_factory=Place)
+    n_tokens: int = 0
+    """Tokens of `model_text` in the serving model's tokenizer; 0 until counted."""
+
+    @property
+    def header(self) -> str:
+        """The stable metadata the model sees above the text: title and heading, never path or date."""
+        return chunk_header(self.title, self.place.heading, self.text)
+
+    @property
+    def model_text(self) -> str:
+        """What is tokenised, compiled and put before the model."""
+        return self.header + self.text
+
+    @property
+    def id(self) -> str:
+        """Content-addressed: equal text and equal header give equal ids, whatever the file is called."""
+        return hashlib.sha256(self.model_text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+def chunk_header(title: str | None, heading: str | None, text: str) -> str:
+    """Return the header line of a chunk, or "" where it would repeat how the text begins."""
+    words: list[str] = []
+    for word in [title or "", *(heading or "").split(" > ")]:
+        word = " ".join(word.split())
+        if word and word not in words:
+            words.append(word)
+    first_line = " ".join(text.lstrip().split("\n", 1)[0].lstrip("#= ").split())
+    if words and words[-1] == first_line:
+        words.pop()
+    return " > ".join(words) + "\n" if words else ""
+
+
+# --- reading and syncing -------------------------------------------------------------------------
+
+FileStatus = Literal[
+    "added", "changed", "renamed", "deleted", "unchanged", "empty", "skipped", "unsupported", "failed"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file that the walk found and may be read."""
+
+    path: str
+    """Absolute, forward slashes, symlinks resolved."""
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """One line of the ingest report."""
+
+    path: str
+    status: FileStatus
+    reason: str | None = None
+    chunks: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A reader's answer when a file yields no text: which of the statuses it is, and why."""
+
+    status: Literal["empty", "skipped", "unsupported", "failed"]
+    reason: str
+
+
+# --- questions and answers -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A chunk found by retrieval."""
+
+    row: int
+    """The catalog's id of the chunk."""
+    chunk: Chunk
+    score: float
+    """Cosine similarity in [-1, 1]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A passage that was put before the model, as the answer's source list shows it."""
+
+    n: int
+    path: str
+    page: int | None
+    lines: tuple[int, int] | None
+    heading: str | None
+    chunk: str
+    score: float | None
+    cited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds per stage; `first_token` and `total` are counted from the call."""
+
+    retrieve: float = 0.0
+    load: float = 0.0
+    stitch: float = 0.0
+    select: float = 0.0
+    link: float = 0.0
+    first_token: float = 0.0
+    total: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What an answer says about its own cost. `context_tokens = exact + stitched + recomputed`."""
+
+    policy: str
+    compile: str
+    context_tokens: int
+    """Tokens of the system prompt and the chunks."""
+    exact: int
+    """Reused, and bit for bit what a full prefill would have had there."""
+    stitched: int
+    """Reused at another place or behind another text than it was compiled for: approximate."""
+    recomputed: int
+    """Context tokens whose keys and values were computed during this request."""
+    fresh: int
+    """Tokens of the question, the template and the labels: always computed."""
+    dropped_chunks: int = 0
+    fallback: str | None = None
+    """Why reuse was refused or reduced; None when the policy ran as asked."""
+    ms: Timings = field(default_factory=Timings)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    question: str
+    text: str
+    answered: bool
+    sources: tuple[Source, ...]
+    receipt: Receipt | None
+    usage: Usage
+    model: str
