@@ -135,7 +135,15 @@ def chunk_header(title: str | None, heading: str | None, text: str) -> str:
 # --- reading and syncing -------------------------------------------------------------------------
 
 FileStatus = Literal[
-    "added", "changed", "renamed", "deleted", "unchanged", "empty", "skipped", "unsupported", "failed"
+    "added",
+    "changed",
+    "renamed",
+    "deleted",
+    "unchanged",
+    "empty",
+    "skipped",
+    "unsupported",
+    "failed",
 ]
 
 

@@ -1,0 +1,185 @@
+"""`epicrag ask`: a question to an answer with its sources, and its receipt when asked for."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from epicrag.cli.common import Common
+from epicrag.cli.output import Output, line_of
+from epicrag.types import Answer, Hit, Receipt
+
+if TYPE_CHECKING:
+    from epicrag.pipeline import AnswerStream
+
+
+def ask(
+    common: Common,
+    question: Annotated[str, typer.Argument(help="The question, or - to read it from stdin.")],
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", "-k", min=1, help="Passages to put before the model.")
+    ] = None,
+    link_policy: Annotated[
+        str | None, typer.Option("--link-policy", help="full, prefix, none, legolink(16), damp …")
+    ] = None,
+    compile_mode: Annotated[
+        str | None, typer.Option("--compile", help="isolated, sink, prefix or neighbour.")
+    ] = None,
+    show_chunks: Annotated[
+        bool, typer.Option("--show-chunks", help="Print the passages, as the model reads them.")
+    ] = False,
+    show_timing: Annotated[
+        bool,
+        typer.Option("--show-timing", help="Print the receipt: what was reused, and the time."),
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 4 if the documents do not answer it.")
+    ] = False,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="0 is greedy.")
+    ] = 0.0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Nucleus sampling; 1 is off.")] = 1.0,
+    top_k_tokens: Annotated[
+        int, typer.Option("--top-k-tokens", min=0, help="Sample among so many tokens; 0 is off.")
+    ] = 0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="End the answer here; may be repeated.")
+    ] = None,
+    min_score: Annotated[
+        float | None, typer.Option("--min-score", help="Abstain when no passage scores this much.")
+    ] = None,
+    shuffle_seed: Annotated[
+        int | None, typer.Option("--shuffle-seed", help="Put the passages in a random order.")
+    ] = None,
+    no_stream: Annotated[
+        bool, typer.Option("--no-stream", help="Print the answer when it is complete.")
+    ] = False,
+) -> int:
+    """Answer a question from the documents in the index."""
+    out = common.output
+    question = _question(question)
+    with common.open(
+        link_policy=link_policy, compile=compile_mode, max_tokens=max_tokens, min_score=min_score
+    ) as pipeline:
+        sampling = pipeline.sampling(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k_tokens,
+            seed=seed,
+            stop=tuple(stop or ()),
+        )
+        stream = pipeline.stream(
+            question, k=top_k, sampling=sampling, strict=strict, shuffle_seed=shuffle_seed
+        )
+        if show_chunks and not out.is_machine:
+            _show_chunks(out, stream.hits)
+        # Under --strict nothing is shown before it is known whether the documents say so.
+        answer = _show(out, stream, whole=no_stream or strict)
+    if not out.is_machine:
+        _show_sources(out, answer)
+    for note in stream.notes:
+        out.note(f"note: {note}")
+    if show_timing and answer.receipt and not out.is_machine:
+        out.note(receipt_line(answer.receipt))
+    return 0
+
+
+def _question(text: str) -> str:
+    """Return the question; `-` is read from stdin, as UTF-8 whatever the locale says."""
+    return sys.stdin.buffer.read().decode("utf-8", "replace").strip() if text == "-" else text
+
+
+def _show(out: Output, stream: AnswerStream, *, whole: bool) -> Answer:
+    """Print the answer: as JSON, whole, or as it comes. Ctrl-C stops the model as well."""
+    try:
+        if out.jsonl and not whole:
+            for delta in stream:
+                out.object({"delta": delta})
+        elif not out.is_machine and not whole:
+            _print_deltas(out, stream)
+        answer = stream.finish()
+    except BaseException:
+        stream.close()
+        raise
+    if out.is_machine:
+        out.object(answer_json(answer, stream.notes))
+    elif whole:
+        out.text(answer.text)
+    return answer
+
+
+def _print_deltas(out: Output, stream: AnswerStream) -> None:
+    begun = False
+    try:
+        for delta in stream:
+            out.text(delta, end="")
+            begun = True
+    finally:
+        if begun:
+            out.text("")
+
+
+def _show_chunks(out: Output, hits: tuple[Hit, ...]) -> None:
+    for n, hit in enumerate(hits, 1):
+        chunk = hit.chunk
+        place = out.place(chunk.document, chunk.place.page, chunk.place.lines)
+        out.linked_note(f"--- [{n}] ", place, f" · score {hit.score:.3f} · {chunk.n_tokens} tokens")
+        out.note(chunk.model_text.rstrip())
+    out.note("---")
+
+
+def _show_sources(out: Output, answer: Answer) -> None:
+    """List the cited passages; all that were read, where none is cited or -v asks for it."""
+    cited = [source for source in answer.sources if source.cited]
+    listed = answer.sources if out.verbose or not cited else cited
+    if listed:
+        out.note("\nSources:" if cited else "\nRead, but not cited:")
+    for source in listed:
+        heading = f" · {line_of(source.heading)}" if source.heading else ""
+        place = out.place(source.path, source.page, source.lines)
+        out.linked_note(f"[{source.n}] ", place, heading)
+
+
+def answer_json(answer: Answer, notes: list[str]) -> dict[str, object]:
+    """The shape of `ask --json`: fields may be added, never renamed."""
+    from epicrag.pipeline import is_grounded
+
+    return {
+        "question": answer.question,
+        "answer": answer.text,
+        "answered": answer.answered,
+        "grounded": is_grounded(answer),
+        "sources": [asdict(source) for source in answer.sources],
+        "receipt": asdict(answer.receipt) if answer.receipt else None,
+        "usage": asdict(answer.usage),
+        "model": answer.model,
+        "notes": notes,
+    }
+
+
+def receipt_line(receipt: Receipt) -> str:
+    """What an answer cost, on one line."""
+    reused, ms = receipt.exact + receipt.stitched, receipt.ms
+    tokens = (
+        f"reused {reused:,} of {receipt.context_tokens:,} context tokens (exact {receipt.exact:,}, "
+        f"stitched {receipt.stitched:,}), recomputed {receipt.recomputed:,}, fresh {receipt.fresh:,}"
+    )
+    stages = ("retrieve", "load", "stitch", "select", "link", "first_token")
+    times = [
+        f"{stage.replace('_', ' ')} {_ms(getattr(ms, stage))}"
+        for stage in stages
+        if getattr(ms, stage) or stage != "select"
+    ]
+    fallback = f" · fell back: {receipt.fallback}" if receipt.fallback else ""
+    return f"{tokens} · {', '.join(times)} · policy {receipt.policy}{fallback}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 1 or value == 0 else f"{value:.1f} ms"

@@ -1,0 +1,117 @@
+"""The flags that every verb takes, declared once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from epicrag.cli.output import Output
+
+if TYPE_CHECKING:
+    from epicrag.config import Config
+    from epicrag.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The flags of every verb, as given; None means "as configured"."""
+
+    index: Annotated[
+        Path | None, typer.Option("--index", help="Folder of the index.", metavar="DIR")
+    ] = None
+    home: Annotated[
+        Path | None,
+        typer.Option("--home", help="Where epicrag keeps indexes and models.", metavar="DIR"),
+    ] = None
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="Read this instead of ./epicrag.toml.", metavar="FILE"),
+    ] = None
+    model: Annotated[
+        str | None, typer.Option("--model", help="Serving model: a name or a path.")
+    ] = None
+    embed_model: Annotated[
+        str | None, typer.Option("--embed-model", help="Embedding model: a name or a path.")
+    ] = None
+    device: Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N.")] = None
+    offline: Annotated[bool, typer.Option("--offline", help="Never use the network.")] = False
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="Print a JSON object a line.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.")] = (
+        False
+    )
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colour, no links.")] = False
+
+    @property
+    def output(self) -> Output:
+        return Output(self.json, self.jsonl, self.quiet, self.verbose, self.no_color)
+
+    @property
+    def flags(self) -> dict[str, object]:
+        """The flags that are settings, as `load_config` takes them."""
+        names = ("index", "home", "config", "model", "embed_model", "device")
+        return {name: getattr(self, name) for name in names} | {"offline": self.offline or None}
+
+    def load(self, **more: object) -> Config:
+        from epicrag.config import load_config
+
+        return load_config({**self.flags, **more})
+
+    def open(self, *, create: bool = False, **more: object) -> Pipeline:
+        """Open the index that these flags, and those of the verb, point to."""
+        from epicrag.pipeline import Pipeline
+
+        return Pipeline.open(self.load(**more), create=create)
+
+
+def verb(app: typer.Typer, name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Register a function `f(common, own flags…) -> exit code` as a verb that takes all common flags."""
+
+    def register(function: Callable[..., int]) -> Callable[..., int]:
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        hints = inspect.get_annotations(Common, eval_str=True)
+        shared = [
+            inspect.Parameter(f.name, _KEYWORD, default=f.default, annotation=hints[f.name])
+            for f in fields(Common)
+        ]
+
+        def command(**values: Any) -> int:
+            common = Common(**{f.name: values.pop(f.name) for f in fields(Common)})
+            return function(common, **values)
+
+        parameters = [parameter.replace(kind=_KEYWORD) for parameter in own]
+        command.__signature__ = inspect.Signature([*parameters, *shared])  # type: ignore[attr-defined]
+        command.__annotations__ = {}
+        command.__doc__ = function.__doc__
+        app.command(name)(command)
+        return function
+
+    return register
+
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def verb_first(args: Sequence[str]) -> list[str]:
+    """Move common flags that stand before the verb behind it: `epicrag --json ask …` is meant well."""
+    options = {
+        name: str(f.type).startswith("Annotated[bool")
+        for f in fields(Common)
+        for name in _names(f.name)
+    }
+    at = 0
+    while at < len(args) and args[at].split("=")[0] in options:
+        is_switch = options[args[at].split("=")[0]] or "=" in args[at]
+        at += 1 if is_switch else 2
+    return [*args[at : at + 1], *args[:at], *args[at + 1 :]]
+
+
+def _names(field: str) -> tuple[str, ...]:
+    short = {"quiet": "-q", "verbose": "-v"}
+    return (f"--{field.replace('_', '-')}", *([short[field]] if field in short else []))

@@ -1,0 +1,126 @@
+"""`epicrag ingest`: make the index equal to files and folders, and say what became of each file."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from epicrag.cli.common import Common
+from epicrag.cli.output import Output, duration, size
+from epicrag.cli.progress import file_line, reporter
+from epicrag.errors import PartialIngestError
+from epicrag.types import FileReport
+
+if TYPE_CHECKING:
+    from epicrag.pipeline import IngestResult, Pipeline
+
+INTERRUPTED = 130
+
+
+def ingest(
+    common: Common,
+    paths: Annotated[list[Path], typer.Argument(help="Files and folders.", metavar="PATH...")],
+    no_kv: Annotated[bool, typer.Option("--no-kv", help="Do not compute KV now.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be done; write nothing.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Go on even if most of the index would be deleted.")
+    ] = False,
+    chunk_size: Annotated[
+        int | None, typer.Option("--chunk-size", help="Longest chunk, in the model's tokens.")
+    ] = None,
+    compile_mode: Annotated[
+        str | None, typer.Option("--compile", help="isolated, sink, prefix or neighbour.")
+    ] = None,
+) -> int:
+    """Read files and folders into the index, and compute the KV of their passages.
+
+    The index becomes equal to the files: what is new or changed is read, what is gone is removed.
+    """
+    out = common.output
+    with common.open(create=True, chunk_tokens=chunk_size, compile=compile_mode) as pipeline:
+        result = _run(out, pipeline, paths, kv=not no_kv, dry_run=dry_run, yes=yes)
+    _show(out, result)
+    if result.interrupted:
+        out.note("interrupted: the index is consistent, the next run resumes")
+        return INTERRUPTED
+    return PartialIngestError.exit_code if result.counts.get("failed") else 0
+
+
+def _run(
+    out: Output, pipeline: Pipeline, paths: list[Path], *, kv: bool, dry_run: bool, yes: bool
+) -> IngestResult:
+    """Ingest; where most of the index would go, ask a person who can answer."""
+    from epicrag.pipeline import MassDeleteError
+
+    try:
+        with reporter(out) as report:
+            return pipeline.ingest(paths, kv=kv, dry_run=dry_run, yes=yes, progress=report)
+    except MassDeleteError as error:
+        if out.is_machine or not sys.stdin.isatty():
+            raise
+        question = f"{error.message[0].upper()}{error.message[1:]}. Go on?"
+        if not typer.confirm(question, err=True):
+            raise
+    with reporter(out) as report:
+        return pipeline.ingest(paths, kv=kv, yes=True, progress=report)
+
+
+def _show(out: Output, result: IngestResult) -> None:
+    if out.json and not out.jsonl:
+        out.object({"files": [file_json(report) for report in result.files], **totals_json(result)})
+        return
+    if out.jsonl:
+        out.object(totals_json(result))
+    for report in result.files:
+        if _is_unsaid(report, out.verbose):
+            out.note(file_line(report))
+    for line in summary(result):
+        out.note(line)
+
+
+def _is_unsaid(report: FileReport, verbose: bool) -> bool:
+    """The lines of the others came while they were worked on."""
+    return report.status == "unchanged" and verbose
+
+
+def summary(result: IngestResult) -> list[str]:
+    """Return the table under a run: how many files of each status, and what they hold."""
+    counts = ", ".join(f"{n:,} {status}" for status, n in sorted(result.counts.items()))
+    head = "would be: " if result.dry_run else ""
+    lines = [f"{head}{counts or 'no files found'}"]
+    if result.dry_run:
+        return lines
+    lines.append(f"{result.chunks:,} chunks, {result.tokens:,} tokens in these files")
+    if result.kv_chunks:
+        lines.append(f"KV computed for {result.kv_chunks:,} chunks, {result.kv_tokens:,} tokens")
+    lines.append(f"KV on disk {size(result.kv_bytes)} · {duration(result.ms / 1000)}")
+    return lines
+
+
+def file_json(report: FileReport) -> dict[str, object]:
+    return asdict(report)
+
+
+def totals_json(result: IngestResult) -> dict[str, object]:
+    """The shape of `ingest --json` below its files: fields may be added, never renamed."""
+    totals = {
+        **result.counts,
+        "chunks": result.chunks,
+        "tokens": result.tokens,
+        "kv_bytes": result.kv_bytes,
+        "kv_chunks": result.kv_chunks,
+        "kv_tokens": result.kv_tokens,
+    }
+    return {
+        "totals": totals,
+        "ms": result.ms,
+        "dry_run": result.dry_run,
+        "interrupted": result.interrupted,
+        "notes": result.notes,
+    }

@@ -1,0 +1,115 @@
+"""The `epicrag` command: wires the verbs, and turns whatever goes wrong into a message and a code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+from epicrag import __version__
+from epicrag.cli.ask import ask
+from epicrag.cli.common import verb, verb_first
+from epicrag.cli.ingest import ingest
+from epicrag.cli.models import models
+from epicrag.cli.output import Output, make_printable
+from epicrag.cli.search import search
+from epicrag.cli.status import status
+from epicrag.errors import EpicragError
+
+UNEXPECTED, USAGE, INTERRUPTED = 1, 2, 130
+BROKEN_PIPE = 141
+"""What a shell reports of a program whose reader went away, as `head` does."""
+
+app = typer.Typer(
+    name="epicrag",
+    help="Ask your documents. Every passage is read by the model once, and reused from then on.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+verb(app, "ingest")(ingest)
+verb(app, "ask")(ask)
+verb(app, "search")(search)
+verb(app, "status")(status)
+app.add_typer(models, name="models")
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"epicrag {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Ask your documents. Every passage is read by the model once, and reused from then on."""
+
+
+def run() -> None:
+    """The entry point of the `epicrag` command."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(args: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    make_printable()
+    out = Output(
+        json="--json" in args,
+        jsonl="--jsonl" in args,
+        verbose="-v" in args or "--verbose" in args,
+    )
+    if not out.verbose:
+        warnings.filterwarnings("ignore")  # of libraries, about themselves
+    try:
+        code = typer.main.get_command(app).main(
+            verb_first(args), prog_name="epicrag", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return code or 0
+    except BrokenPipeError:
+        _forget_stdout()
+        return BROKEN_PIPE
+    except (KeyboardInterrupt, typer.Abort):
+        out.error("interrupted", "interrupted", None)
+        return INTERRUPTED
+    except EpicragError as error:
+        out.failure(error)
+        if out.verbose:
+            traceback.print_exc()
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the last resort: one line, not a traceback
+        return _unexpected(out, error)
+
+
+def _unexpected(out: Output, error: Exception) -> int:
+    """A bad command line, as typer words it; or a fault of ours."""
+    if hasattr(error, "format_message"):
+        context = getattr(error, "ctx", None)
+        hint = f"try: {context.command_path} --help" if context else "try: epicrag --help"
+        out.error("usage", error.format_message(), hint)
+        return USAGE
+    if out.verbose:
+        traceback.print_exc()
+    first_line = (str(error).splitlines() or [""])[0]
+    out.error("unexpected", f"{type(error).__name__}: {first_line}", _hint(out))
+    return UNEXPECTED
+
+
+def _hint(out: Output) -> str | None:
+    return None if out.verbose else "run with -v for the traceback"
+
+
+def _forget_stdout() -> None:
+    """Keep the interpreter from complaining, at its exit, that nobody reads what is left."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,120 @@
+"""How far an ingest is: a bar where a person looks at a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from epicrag.cli.output import Output, clean, duration, shown
+from epicrag.types import FileReport
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from epicrag.pipeline import Event
+
+LINE_SECONDS = 5.0
+
+
+class Reporter(Protocol):
+    """Takes the events of a run; a context manager."""
+
+    def __call__(self, event: Event) -> None: ...
+    def __enter__(self) -> Reporter: ...
+    def __exit__(self, *error: object) -> None: ...
+
+
+def reporter(out: Output) -> Reporter:
+    """Return bars for a terminal, lines for everything else."""
+    return Bars(out) if out.is_live else Lines(out)
+
+
+def file_line(report: FileReport) -> str:
+    """One file of the report, on one line."""
+    count = f" ({report.chunks} chunks)" if report.chunks else ""
+    reason = f": {report.reason}" if report.reason else ""
+    return f"{report.status:<11} {shown(report.path)}{count}{reason}".replace("\n", "\\n")
+
+
+class Lines:
+    """A line for each file that is done, and one every few seconds for what takes long."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._said = time.monotonic()
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __call__(self, event: Event) -> None:
+        if event.stage == "note":
+            self._out.note(f"note: {event.message}")
+        elif event.report is not None:
+            if self._out.jsonl:
+                self._out.object(_file_json(event.report))
+            self._out.note(file_line(event.report))
+        elif time.monotonic() - self._said >= LINE_SECONDS or event.done == event.total:
+            self._said = time.monotonic()
+            self._out.note(f"KV: {event.done:,} of {event.total:,} tokens{_pace(event)}")
+
+
+class Bars:
+    """Two bars, files and tokens, with the files' lines running above them."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._bars = _bars(out)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Bars:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, event: Event) -> None:
+        if event.stage == "note":
+            self._print(f"note: {event.message}")
+            return
+        if event.report is not None:
+            self._print(file_line(event.report))
+        name = "files" if event.stage == "file" else "KV tokens"
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=event.total, pace="")
+        self._bars.update(self._tasks[name], completed=event.done, pace=_pace(event))
+
+    def _print(self, line: str) -> None:
+        self._bars.console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def _bars(out: Output) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[pace]}"),
+        console=Console(stderr=True, no_color=out.no_color or None),
+        transient=True,
+    )
+
+
+def _pace(event: Event) -> str:
+    """Return ", 1,200 tokens/s, 12 s left" of a KV event, as far as it can be told."""
+    if event.stage != "kv" or not event.done or event.seconds <= 0:
+        return ""
+    left = (event.total - event.done) * event.seconds / event.done
+    rate = f", {event.computed / event.seconds:,.0f} tokens/s" if event.computed else ""
+    return rate + (f", {duration(left)} left" if event.done < event.total else "")
+
+
+def _file_json(report: FileReport) -> dict[str, object]:
+    from epicrag.cli.ingest import file_json
+
+    return file_json(report)

@@ -1,0 +1,77 @@
+"""`epicrag status`: what is in the index, and which models it was made with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from epicrag.cli.common import Common
+from epicrag.cli.output import shown, size
+
+if TYPE_CHECKING:
+    from epicrag.pipeline import Status
+
+
+def status(common: Common) -> int:
+    """Show what is in the index. Loads no model."""
+    out = common.output
+    with common.open() as pipeline:
+        found = pipeline.status()
+    if out.is_machine:
+        out.object(status_json(found))
+        return 0
+    for name, value in _lines(found):
+        out.text(f"{name:<14}{value}")
+    return 0
+
+
+def _lines(status: Status) -> list[tuple[str, str]]:
+    per_token = status.kv_bytes_per_token
+    rate = f", {size(per_token)} a token" if per_token else ""
+    return [
+        ("index", shown(str(status.index))),
+        ("generation", str(status.generation)),
+        ("last ingest", status.last_ingest or "not yet complete"),
+        ("documents", f"{status.documents:,}"),
+        ("chunks", f"{status.chunks:,}"),
+        ("tokens", f"{status.tokens:,}"),
+        ("vectors", f"{status.vectors:,}"),
+        ("KV", f"{status.kv_entries:,} entries, {size(status.kv_bytes)}{rate}"),
+        ("model", _model(status)),
+        ("embedder", _named(status.embedder, status.embedder_fingerprint)),
+    ]
+
+
+def _model(status: Status) -> str:
+    if status.model is None:
+        return f"{status.configured_model} (no KV compiled yet)"
+    details = f", {status.dtype}, compile {status.compile}"
+    return _named(status.model, status.model_fingerprint) + details
+
+
+def _named(name: str | None, fingerprint: str | None) -> str:
+    return f"{name} ({(fingerprint or '?')[:12]})" if name else "none yet"
+
+
+def status_json(status: Status) -> dict[str, object]:
+    """The shape of `status --json`: fields may be added, never renamed."""
+    values = asdict(status)
+    kv = {
+        "entries": values.pop("kv_entries"),
+        "bytes": values.pop("kv_bytes"),
+        "bytes_per_token": status.kv_bytes_per_token,
+        "chunks": values.pop("chunks_with_kv"),
+    }
+    model = {
+        "name": values.pop("model"),
+        "fingerprint": values.pop("model_fingerprint"),
+        "dtype": values.pop("dtype"),
+        "compile": values.pop("compile"),
+        "configured": values.pop("configured_model"),
+    }
+    embedder = {
+        "name": values.pop("embedder"),
+        "fingerprint": values.pop("embedder_fingerprint"),
+        "configured": values.pop("configured_embedder"),
+    }
+    return {**values, "index": str(status.index), "kv": kv, "model": model, "embedder": embedder}

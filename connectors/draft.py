@@ -1,0 +1,132 @@
+"""A document being written: for formats whose text is not the source as it stands."""
+
+from __future__ import annotations
+
+from epicrag.connectors.headings import Headings
+from epicrag.types import Anchor, Block, BlockKind
+
+
+class Draft:
+    """Collects text, and notes page, line and heading as they change.
+
+    Blocks are written one after the other: `open`, `write` any number of times, `close`. What a block
+    holds is stripped, and a block of white space alone leaves no trace.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.headings = Headings()
+        self.page: int | None = None
+        self.line: int | None = None
+        self._heading: str | None = None
+        self._parts: list[str] = []
+        self._anchors: list[Anchor] = []
+        self._length = 0
+        self._kind: BlockKind = "paragraph"
+        self._start = 0
+        self._gap = ""
+
+    def open(self, kind: BlockKind, gap: str = "\n\n") -> None:
+        """Begin a block; `gap` is the white space that stands between it and the block before."""
+        self._kind, self._gap, self._start = kind, gap if self._length else "", -1
+
+    def write(self, text: str) -> None:
+        """Add to the open block. Its first text decides where it starts."""
+        if self._start < 0:
+            text = text.lstrip(" \n")
+        if text:
+            self.write_exact(text)
+
+    def write_exact(self, text: str) -> None:
+        """Add to the open block, white space in front included."""
+        if self._start < 0:
+            self._append(self._gap)
+            self._start = self._length
+        self._anchor()
+        self._append(text)
+
+    def trim(self) -> None:
+        """Take back the spaces at the end of the open block."""
+        if self._start >= 0 and self._parts:
+            bare = self._parts[-1].rstrip(" ")
+            self._length -= len(self._parts[-1]) - len(bare)
+            self._parts[-1] = bare
+
+    def close(self, level: int | None = None) -> None:
+        """End the block. With a level it is a heading, in force from where it starts."""
+        if self._start < 0:
+            return
+        self._rstrip()
+        if level is not None:
+            self._head(level)
+        self.blocks.append(Block(self._start, self._length, self._kind))
+        self._start = -1
+
+    @property
+    def length(self) -> int:
+        """Characters written so far."""
+        return self._length
+
+    @property
+    def is_open(self) -> bool:
+        """Has the open block text in it?"""
+        return self._start >= 0
+
+    @property
+    def last_character(self) -> str:
+        """The last character of the open block, "" when there is none."""
+        return self._parts[-1][-1:] if self._start >= 0 and self._parts else ""
+
+    def text(self) -> str:
+        """All text written so far."""
+        return "".join(self._parts)
+
+    def anchors(self) -> tuple[Anchor, ...]:
+        """The places of the text; the first stands at 0."""
+        return tuple(self._anchors)
+
+    def _append(self, text: str) -> None:
+        if text:
+            self._parts.append(text)
+            self._length += len(text)
+
+    def _rstrip(self) -> None:
+        while self._parts and self._length > self._start:
+            bare = self._parts[-1].rstrip(" \n")
+            self._length -= len(self._parts[-1]) - len(bare)
+            if bare:
+                self._parts[-1] = bare
+                break
+            self._parts.pop()
+        while self._anchors and self._anchors[-1].start >= self._length > 0:
+            self._anchors.pop()
+
+    def _anchor(self) -> None:
+        anchor = Anchor(self._length, self.page, self.line, self._heading)
+        last = self._anchors[-1] if self._anchors else None
+        if last and (last.page, last.line, last.heading) == (self.page, self.line, self._heading):
+            return
+        if last and last.start == anchor.start:
+            self._anchors.pop()
+        self._anchors.append(anchor)
+
+    def _head(self, level: int) -> None:
+        """Put the heading just written in force, for its own characters too."""
+        written = self.text_from(self._start)
+        self._heading = self.headings.enter(level, written)
+        first = next((a for a in self._anchors if a.start >= self._start), None)
+        while self._anchors and self._anchors[-1].start >= self._start:
+            self._anchors.pop()
+        line = first.line if first else self.line
+        self._anchors.append(Anchor(self._start, self.page, line, self._heading))
+
+    def text_from(self, start: int) -> str:
+        """Return the text from character `start` on; cheap near the end."""
+        tail: list[str] = []
+        length = self._length
+        for part in reversed(self._parts):
+            tail.append(part)
+            length -= len(part)
+            if length <= start:
+                break
+        return "".join(reversed(tail))[start - length :]

@@ -1,0 +1,126 @@
+"""One file to a `Document`: by its extension and by what its bytes really are."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from epicrag.connectors.base import Limits, Parsed, file_too_big, too_long
+from epicrag.connectors.decode import decode, is_blank
+from epicrag.connectors.formats import (
+    extension_of,
+    foreign_content,
+    media_of,
+    reader_of,
+    unsupported_reason,
+)
+from epicrag.types import Document, Unread
+
+if TYPE_CHECKING:
+    from epicrag.connectors.formats import Reader
+
+__all__ = ["Limits", "read", "supported"]
+
+_NO_LIMITS = Limits()
+
+
+def supported(path: str) -> bool:
+    """Is there a reader for files of this name?"""
+    return reader_of(path) is not None
+
+
+def read(path: str, *, limits: Limits = _NO_LIMITS) -> Document | Unread:
+    """Read a file; what cannot be read is an `Unread` that says why. Bad content never raises."""
+    reader = reader_of(path)
+    if reader is None:
+        return Unread("unsupported", unsupported_reason(path))
+    data = _load(path, limits.max_file_bytes)
+    if isinstance(data, Unread):
+        return data
+    parsed = _guarded(reader, path, data, limits)
+    if isinstance(parsed, Unread):
+        return parsed
+    if is_blank(parsed.text):
+        return Unread("empty", "no text in it")
+    return Document(
+        path=path.replace(os.sep, "/") if os.sep != "/" else path,
+        text=parsed.text,
+        digest=hashlib.sha256(data).hexdigest(),
+        media=parsed.media,
+        title=parsed.title,
+        encoding=parsed.encoding,
+        anchors=parsed.anchors,
+        blocks=parsed.blocks,
+    )
+
+
+def _load(path: str, max_bytes: int) -> bytes | Unread:
+    """Return the bytes of a file that is a regular file and not over the limit."""
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
+            return Unread("skipped", "not a regular file")
+        if status.st_size > max_bytes:
+            return Unread("skipped", file_too_big(status.st_size, max_bytes))
+        with open(path, "rb") as file:
+            data = file.read(max_bytes + 1)  # it may have grown since
+    except (OSError, ValueError) as error:
+        return Unread("failed", f"cannot be read: {getattr(error, 'strerror', None) or error}")
+    if len(data) > max_bytes:
+        return Unread("skipped", file_too_big(len(data), max_bytes))
+    return data
+
+
+def _guarded(reader: Reader, path: str, data: bytes, limits: Limits) -> Parsed | Unread:
+    """Run a reader. A fault in it or in its library costs this file, not the run."""
+    try:
+        return _parse(reader, path, data, limits)
+    except Exception as error:
+        name = type(error).__name__
+        return Unread("failed", f"the {reader} reader could not read it: {name}: {error}"[:500])
+
+
+def _parse(reader: Reader, path: str, data: bytes, limits: Limits) -> Parsed | Unread:
+    if reader == "pdf":
+        from epicrag.connectors.pdf import parse_pdf
+
+        return parse_pdf(data, limits)
+    if (content := foreign_content(data)) is not None:
+        return Unread("unsupported", f"named .{extension_of(path)}, but it holds {content}")
+    decoded = decode(data, _declared(reader, data))
+    if isinstance(decoded, Unread):
+        return decoded
+    if len(decoded.text) > limits.max_chars:
+        return too_long(len(decoded.text), limits.max_chars)
+    if is_blank(decoded.text):
+        return Unread("empty", "no text in it" if data else "0 bytes")
+    return _parse_text(reader, path, decoded.text, decoded.encoding)
+
+
+def _parse_text(reader: Reader, path: str, text: str, encoding: str) -> Parsed:
+    if reader == "html":
+        from epicrag.connectors.html import parse_html
+
+        return parse_html(text, encoding)
+    if reader == "markdown":
+        from epicrag.connectors.markdown import parse_markdown
+
+        return parse_markdown(text, encoding)
+    if reader == "code":
+        from epicrag.connectors.code import parse_code
+
+        return parse_code(text, media_of(path), encoding)
+    from epicrag.connectors.text import parse_text
+
+    return parse_text(text, encoding)
+
+
+def _declared(reader: Reader, data: bytes) -> str | None:
+    """The character set that a file says it is in, where its format has a way to say so."""
+    if reader != "html":
+        return None
+    from epicrag.connectors.html import declared_charset
+
+    return declared_charset(data)

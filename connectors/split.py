@@ -1,0 +1,236 @@
+"""A document to chunks that tile it: cut at headings first, then at ever smaller joints of the text."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from epicrag.connectors.joints import lines, sentences, snug, whole_character, words
+from epicrag.types import Chunk, Document, Place, chunk_header, place_of
+
+_WINDOW_CHARS = 16_000
+"""Tokenisers may need quadratic time: they are never given more characters than this at once."""
+_FULL_ENOUGH = 0.4
+_WORTH_A_CUT = 0.25
+_MAX_HEADER_SHARE = 0.25
+
+
+class TokenCounter(Protocol):
+    """Tokens of a text in the serving model's tokenizer, special tokens in the text not parsed."""
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens."""
+        ...
+
+    def ends(self, text: str) -> Sequence[int]:
+        """Return the end of each token in characters, never decreasing; the last is `len(text)`."""
+        ...
+
+
+def split(document: Document, counter: TokenCounter, *, chunk_tokens: int = 512) -> list[Chunk]:
+    """Split a document into chunks of at most `chunk_tokens` tokens, headers included.
+
+    The chunks' spans tile the text without gap or overlap. Only a single character that is more than
+    `chunk_tokens` tokens long makes a longer chunk.
+    """
+    if chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens must be at least 1, not {chunk_tokens}")
+    if not document.text:
+        return []
+    return _Splitter(document, counter, chunk_tokens).run()
+
+
+class _Splitter:
+    """Cuts from left to right: finds how far the budget reaches, then the best joint within reach."""
+
+    def __init__(self, document: Document, counter: TokenCounter, budget: int) -> None:
+        self._document = document
+        self._text = document.text
+        self._counter = counter
+        self._budget = budget
+        self._anchor_starts = [anchor.start for anchor in document.anchors]
+        self._ends = token_ends(self._text, counter)
+        self._header_tokens: dict[str, int] = {}
+        self._find_joints()
+
+    def run(self) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        start = 0
+        while start < len(self._text):
+            chunk = self._next(start, len(chunks))
+            chunks.append(chunk)
+            start = chunk.end
+        return chunks
+
+    def _find_joints(self) -> None:
+        """Sort the starts of blocks into joints: strong, plain and weak."""
+        self._sections: list[int] = []  # a heading, a rule, another heading in force
+        self._blocks: list[int] = []  # a paragraph, code, a table
+        self._rows: list[int] = []  # a row after a row
+        self._stuck: dict[int, int] = {}  # start of what follows a heading: start of that heading
+        before = None
+        for block in self._document.blocks:
+            if before is not None:
+                if before.kind == "heading":
+                    self._stuck[block.start] = self._stuck.get(before.start, before.start)
+                elif block.kind in ("heading", "break") or self._changes(before.start, block.start):
+                    self._sections.append(block.start)
+                elif block.kind == "row" == before.kind:
+                    self._rows.append(block.start)
+                else:
+                    self._blocks.append(block.start)
+            before = block
+
+    def _changes(self, before: int, after: int) -> bool:
+        """Is another heading in force at `after` than at `before`?"""
+        return self._place(before, before + 1).heading != self._place(after, after + 1).heading
+
+    def _place(self, start: int, end: int) -> Place:
+        return place_of(self._document.anchors, self._anchor_starts, start, end)
+
+    def _next(self, start: int, ordinal: int) -> Chunk:
+        """Return the chunk that begins at `start`: the budget is estimated, then checked."""
+        room = max(self._budget - self._header_cost(start), 1)
+        while True:
+            limit = self._reach(start, room)
+            end = len(self._text) if limit >= len(self._text) else self._cut(start, limit)
+            if limit >= len(self._text) and (section := self._section_within(start, limit)):
+                end = section
+            chunk = self._chunk(start, end, ordinal)
+            if chunk.n_tokens <= self._budget or end <= whole_character(self._text, start):
+                return chunk
+            # Tokens joined or parted at the new edges, or white space was taken along.
+            room = self._less(start, end, room, chunk.n_tokens - self._budget)
+
+    def _less(self, start: int, end: int, room: int, excess: int) -> int:
+        """Return a smaller room; when there is none left, the next try is a single character."""
+        used = bisect_right(self._ends, end) - bisect_right(self._ends, start)
+        return max(min(room, used) - max(excess, 1), 0)
+
+    def _reach(self, start: int, room: int) -> int:
+        """Return the last place that `room` tokens from `start` reach, at least one character on."""
+        first = bisect_right(self._ends, start)
+        last = first + room
+        if last >= len(self._ends):
+            return len(self._text)
+        # Tokens may share a character's end: the character is reached only when all of them fit.
+        at = bisect_left(self._ends, self._ends[last]) - 1
+        reached = self._ends[at] if at >= first else start
+        least = whole_character(self._text, start)
+        return max(whole_character(self._text, reached, start), least)
+
+    def _cut(self, start: int, limit: int) -> int:
+        """Return the best place to cut in `(start, limit]`."""
+        if section := self._section_within(start, limit):
+            return section
+        worth = self._filled(start, limit, _WORTH_A_CUT)
+        enough = self._filled(start, limit, _FULL_ENOUGH)
+        inner = (
+            _last_within(self._blocks, worth, limit)
+            or _last_within(self._rows, enough, limit)
+            or sentences(self._text, enough, limit)
+            or lines(self._text, enough, limit)
+            or words(self._text, worth, limit)
+            or limit
+        )
+        return self._unstick(start, snug(self._text, inner))
+
+    def _section_within(self, start: int, limit: int) -> int | None:
+        """Return the first strong joint behind which the chunk is full enough."""
+        at = bisect_left(self._sections, self._filled(start, limit, _FULL_ENOUGH, whole=True))
+        found = self._sections[at] if at < len(self._sections) else None
+        return found if found is not None and start < found <= limit else None
+
+    def _filled(self, start: int, limit: int, share: float, *, whole: bool = False) -> int:
+        """Return the place from which on a share of the room is used."""
+        first = bisect_right(self._ends, start)
+        room = self._budget if whole else bisect_right(self._ends, limit) - first
+        at = min(first + int(room * share), len(self._ends) - 1)
+        return max(self._ends[at], start + 1)
+
+    def _unstick(self, start: int, end: int) -> int:
+        """A heading is not left behind at the end of a chunk."""
+        heading = self._stuck.get(end)
+        return heading if heading is not None and heading > start else end
+
+    def _header_cost(self, start: int) -> int:
+        """Tokens of the header that a chunk from here would have."""
+        place = self._place(_skip_space(self._text, start), start + 1)
+        header = chunk_header(self._document.title, place.heading, self._text[start : start + 500])
+        return self._count_header(header)
+
+    def _count_header(self, header: str) -> int:
+        if header not in self._header_tokens:
+            self._header_tokens[header] = self._counter.count(header[:_WINDOW_CHARS])
+        return self._header_tokens[header]
+
+    def _chunk(self, start: int, end: int, ordinal: int) -> Chunk:
+        """Make the chunk and count it; a header that would crowd out the text is reduced."""
+        text = self._text[start:end]
+        first = _skip_space(self._text, start) if not text.isspace() else start
+        place = self._place(first, max(start + len(text.rstrip()), first + 1))
+        full = Chunk(self._document.path, ordinal, start, end, text, self._document.title, place)
+        heading = place.heading
+        inner = replace(place, heading=heading.rsplit(" > ", 1)[-1] if heading else None)
+        bare = replace(place, heading=None)
+        allowed = self._budget * _MAX_HEADER_SHARE
+        for chunk in (
+            full,
+            replace(full, place=inner),
+            replace(full, place=inner, title=None),
+            replace(full, place=bare),
+        ):
+            if self._count_header(chunk.header) <= allowed:
+                break
+        else:
+            chunk = replace(full, place=bare, title=None)
+        return replace(chunk, n_tokens=count_tokens(chunk.model_text, self._counter))
+
+
+def token_ends(text: str, counter: TokenCounter) -> array[int]:
+    """Return the ends of all tokens of a text of any length, tokenised window by window."""
+    ends = array("q")
+    start = 0
+    while start < len(text):
+        end = _window_end(text, start)
+        ends.extend(start + offset for offset in counter.ends(text[start:end]))
+        start = end
+    return ends
+
+
+def count_tokens(text: str, counter: TokenCounter) -> int:
+    """Count the tokens of a text of any length. Up to a window's length the count is exact."""
+    total = start = 0
+    while start < len(text):
+        end = _window_end(text, start)
+        total += counter.count(text[start:end])
+        start = end
+    return total
+
+
+def _window_end(text: str, start: int) -> int:
+    """End a window where a line or a word ends, if one does in its second half."""
+    end = start + _WINDOW_CHARS
+    if end >= len(text):
+        return len(text)
+    for mark in ("\n", " "):
+        # The mark begins the next window: tokens hold the space before a word, not after it.
+        if (at := text.rfind(mark, start + _WINDOW_CHARS // 2, end)) > start:
+            return at
+    return end
+
+
+def _last_within(joints: Sequence[int], least: int, most: int) -> int | None:
+    """Return the last joint in `[least, most]`."""
+    at = bisect_right(joints, most) - 1
+    return joints[at] if at >= 0 and joints[at] >= least else None
+
+
+def _skip_space(text: str, start: int) -> int:
+    """Return the first character from `start` on that is not white space, `start` when none is near."""
+    window = text[start : start + _WINDOW_CHARS]
+    bare = window.lstrip()
+    return start + len(window) - len(bare) if bare else start

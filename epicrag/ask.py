@@ -1,0 +1,178 @@
+"""One question's life: passages in, cited text out as it is generated, and the answer with its receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from epicrag.citations import Citer
+from epicrag.errors import AbstainedError
+from epicrag.types import Answer, Hit, Receipt, Source, Usage
+
+if TYPE_CHECKING:
+    from epicrag.serving.engine import Generation
+
+NOTHING_FOUND = "I found nothing about this in the indexed documents."
+NO_ROOM = "I found passages about this, but none of them fits into the model's context window."
+
+
+def is_grounded(answer: Answer) -> bool:
+    """Return whether the answer could be traced to at least one passage of the documents."""
+    return answer.answered and any(source.cited for source in answer.sources)
+
+
+def sources_of(hits: Sequence[Hit]) -> tuple[Source, ...]:
+    """Number the passages as the prompt labels them: 1, 2, 3 … in the order they are given."""
+    return tuple(
+        Source(
+            n=n,
+            path=hit.chunk.document,
+            page=hit.chunk.place.page,
+            lines=hit.chunk.place.lines,
+            heading=hit.chunk.place.heading,
+            chunk=hit.chunk.id,
+            score=hit.score,
+        )
+        for n, hit in enumerate(hits, 1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What an answer is made from, apart from the model: known before its first word."""
+
+    question: str
+    hits: tuple[Hit, ...]
+    model: str
+    retrieve_ms: float = 0.0
+    strict: bool = False
+
+
+class AnswerStream:
+    """The text of an answer, piece by piece; `answer` stands when the iteration has ended.
+
+    `hits` and `sources` are known before the first piece; what was dropped for want of room has left
+    `answer.sources`. `notes` collects what a user should be told besides the answer. Under `strict` the
+    iteration ends with an AbstainedError when the text could not be traced to any passage.
+    """
+
+    def __init__(
+        self, ask: Ask, generation: Generation | None, abstention: str = NOTHING_FOUND
+    ) -> None:
+        self.question = ask.question
+        self.hits = ask.hits
+        self.sources = sources_of(ask.hits) if generation else ()
+        self.notes: list[str] = []
+        self._ask = ask
+        self._generation = generation
+        self._answer: Answer | None = None
+        self._pieces = self._stream(generation) if generation else self._abstain(abstention)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer. RuntimeError while the iteration has not ended."""
+        if self._answer is None:
+            raise RuntimeError("the answer is still being written: iterate to its end first")
+        return self._answer
+
+    def finish(self) -> Answer:
+        """Read to the end and return the answer."""
+        for _ in self:
+            pass
+        return self.answer
+
+    def close(self) -> None:
+        """Stop generating. What was not read is lost, and there is no `answer`."""
+        if self._generation is not None:
+            self._generation.close()
+        self._pieces.close()
+
+    # --- with the model ---
+
+    def _stream(self, generation: Generation) -> Generator[str]:
+        first = next(generation, "")  # what fits is known with the first token
+        if self.hits and not generation.pieces_used:
+            generation.close()
+            yield from self._abstain(NO_ROOM)
+            return
+        hits = self.hits[: generation.pieces_used]
+        citer = Citer([hit.chunk.model_text for hit in hits], self.question)
+        shown: list[str] = []
+        for delta in chain([first], generation):
+            if text := citer.feed(delta):
+                shown.append(text)
+                yield text
+        if text := citer.finish():
+            shown.append(text)
+            yield text
+        self._answer = self._cited("".join(shown), hits, citer.cited, generation)
+        self._note(generation)
+
+    def _cited(
+        self, text: str, hits: Sequence[Hit], cited: set[int], generation: Generation
+    ) -> Answer:
+        sources = [replace(source, cited=source.n in cited) for source in sources_of(hits)]
+        return Answer(
+            question=self.question,
+            text=text,
+            answered=bool(text),
+            sources=tuple(sources),
+            receipt=self._receipt(generation.receipt, len(self.hits) - len(hits)),
+            usage=generation.usage,
+            model=self._ask.model,
+        )
+
+    def _receipt(self, receipt: Receipt, dropped: int) -> Receipt:
+        """The engine counts from its own call: add the time that retrieval took before it."""
+        spent, ms = self._ask.retrieve_ms, receipt.ms
+        return replace(
+            receipt,
+            dropped_chunks=max(dropped, receipt.dropped_chunks),
+            ms=replace(
+                ms, retrieve=spent, first_token=ms.first_token + spent, total=ms.total + spent
+            ),
+        )
+
+    def _note(self, generation: Generation) -> None:
+        answer = self.answer
+        dropped = answer.receipt.dropped_chunks if answer.receipt else 0
+        if dropped:
+            self.notes.append(
+                f"{dropped} of {len(self.hits)} passages did not fit into the model's window and were left out"
+            )
+        if generation.finish_reason == "length":
+            self.notes.append("the answer was cut short at --max-tokens")
+        if not answer.answered:
+            self.notes.append("the model wrote nothing")
+        elif not is_grounded(answer):
+            self.notes.append("not found in the sources: no passage says this")
+            if self._ask.strict:
+                raise AbstainedError(
+                    "the answer could not be traced to any passage of the documents",
+                    "ask in other words, or without --strict",
+                )
+
+    # --- without it ---
+
+    def _abstain(self, text: str) -> Generator[str]:
+        """Say that there is no answer, and why; under `strict`, fail instead."""
+        if self._ask.strict:
+            raise AbstainedError(text, "ask in other words, or lower --min-score")
+        self._answer = Answer(
+            question=self.question,
+            text=text,
+            answered=False,
+            sources=(),
+            receipt=None,
+            usage=Usage(0, 0),
+            model=self._ask.model,
+        )
+        yield text

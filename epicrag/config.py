@@ -1,0 +1,319 @@
+"""The settings of a run, each with where it came from: flag, environment, file or default."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from epicrag.errors import UsageError
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_EMBED_MODEL = "all-minilm-l6-v2"
+DEFAULT_LINK_POLICY = "legolink(16)"
+DEFAULT_COMPILE = "prefix"
+DEFAULT_MIN_SCORE = 0.2
+DEFAULT_SYSTEM_PROMPT = (
+    "Answer the question in one short sentence, using only the numbered passages. "
+    "If they do not contain the answer, say that you do not know."
+)
+
+COMPILE_MODES = ("isolated", "sink", "prefix", "neighbour")
+"""The words `compile` may be; a test holds them equal to the engine's own."""
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+FILE_NAME = "epicrag.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Every setting, checked. Paths are absolute; sizes are bytes; None means without a limit."""
+
+    home: Path
+    index: Path
+    model: str = DEFAULT_MODEL
+    embed_model: str = DEFAULT_EMBED_MODEL
+    device: str = "auto"
+    dtype: str = "auto"
+    chunk_tokens: int = 512
+    top_k: int = 6
+    link_policy: str = DEFAULT_LINK_POLICY
+    compile: str = DEFAULT_COMPILE
+    max_tokens: int = 256
+    min_score: float = DEFAULT_MIN_SCORE
+    kv_memory: int = 2 * 1024**3
+    kv_disk: int | None = None
+    offline: bool = False
+    log: str = "warning"
+    system_prompt: str = DEFAULT_SYSTEM_PROMPT
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Where each value came from: "flag", "env NAME", the path of a file, or "default"."""
+
+
+def load_config(
+    flags: Mapping[str, object] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Config:
+    """Return the settings: flag over environment over ./epicrag.toml over the user's file over default.
+
+    `flags` are keyed like the file; one that is None was not given. The extra flag `config`, or
+    EPICRAG_CONFIG, names a file to be read in place of ./epicrag.toml. Raises UsageError for an
+    unknown key or a bad value, saying which source it stands in.
+    """
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    environ = os.environ if environ is None else environ
+    cwd = Path.cwd() if cwd is None else cwd
+    named = given.pop("config", None) or environ.get("EPICRAG_CONFIG")
+
+    # Weakest first: a later layer overwrites an earlier one.
+    layers = [_file_layer(_user_file())]
+    layers.append(_named_layer(cwd, str(named)) if named else _file_layer(cwd / FILE_NAME))
+    layers.append(_env_layer(environ, cwd))
+    layers.append([_Given(key, value, "flag", cwd) for key, value in given.items()])
+    return _build([item for layer in layers for item in layer], environ)
+
+
+def enforce_offline(config: Config) -> None:
+    """Where the configuration says offline, forbid the network to the model libraries as well.
+
+    To be called before they are imported; one that already is imported is told, too.
+    """
+    if not config.offline:
+        return
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        os.environ[name] = "1"
+    if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
+        constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+
+
+# --- where values come from ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A value as somebody wrote it. Relative paths are meant from `base`."""
+
+    key: str
+    value: object
+    origin: str
+    base: Path
+
+
+def _user_file() -> Path:
+    from platformdirs import user_config_path
+
+    return user_config_path("epicrag", appauthor=False) / FILE_NAME
+
+
+def _default_home() -> Path:
+    from platformdirs import user_data_path
+
+    return user_data_path("epicrag", appauthor=False)
+
+
+def _named_layer(cwd: Path, name: str) -> list[_Given]:
+    path = cwd / Path(name).expanduser()
+    if not path.is_file():
+        raise UsageError(
+            f"There is no configuration file {path}.",
+            "It was named by --config or EPICRAG_CONFIG: mend the path, or leave it out.",
+        )
+    return _file_layer(path)
+
+
+def _file_layer(path: Path) -> list[_Given]:
+    """Return what a file sets; a file that does not exist sets nothing."""
+    try:
+        table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: {error}.", "Save it as UTF-8.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(
+            f"{path} is not valid TOML: {error}.", 'A line looks like: model = "smollm2-135m"'
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
+    return [_Given(key, value, str(path), path.parent) for key, value in table.items()]
+
+
+ENVIRONMENT = {
+    f"EPICRAG_{key.upper()}": key
+    for key in ("home", "index", "model", "embed_model", "offline", "log")
+}
+"""The variables that set a key. An empty one counts as not set."""
+
+
+def _env_layer(environ: Mapping[str, str], cwd: Path) -> list[_Given]:
+    layer = []
+    for name, key in ENVIRONMENT.items():
+        if text := environ.get(name, ""):
+            value = _switch(text, name) if key == "offline" else text
+            layer.append(_Given(key, value, f"env {name}", cwd))
+    return layer
+
+
+def _switch(text: str, name: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if text.strip().lower() not in words:
+        raise UsageError(
+            f"{name} is {text!r}, and should be a switch.", f"Use one of {', '.join(words)}."
+        )
+    return words[text.strip().lower()]
+
+
+# --- what a value may be -------------------------------------------------------------------------
+
+
+class _BadValueError(Exception):
+    """Says what a value should be; the caller knows whose value it was."""
+
+
+def _text(value: object, base: Path) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise _BadValueError("text that is not empty")
+    return value
+
+
+def _model(value: object, base: Path) -> str:
+    """A name or a path; a path that says it is one is meant from where it was written."""
+    text = _text(value, base)
+    return str(_path(text, base)) if text.startswith(("./", "../", "~")) else text
+
+
+def _prompt(value: object, base: Path) -> str:
+    if not isinstance(value, str):
+        raise _BadValueError("text")
+    return value
+
+
+def _path(value: object, base: Path) -> Path:
+    if isinstance(value, Path):
+        value = str(value)
+    # The joined path is absolute and free of "..", but links in it stay as they were named.
+    return Path(os.path.abspath(base / Path(_text(value, base)).expanduser()))
+
+
+def _flag(value: object, base: Path) -> bool:
+    if not isinstance(value, bool):
+        raise _BadValueError("true or false")
+    return value
+
+
+def _integer(least: int) -> Callable[[object, Path], int]:
+    def parse(value: object, base: Path) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise _BadValueError(f"a whole number, at least {least}")
+        return value
+
+    return parse
+
+
+def _number(least: float, most: float) -> Callable[[object, Path], float]:
+    def parse(value: object, base: Path) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and least <= value <= most:  # NaN is not
+            return float(value)
+        raise _BadValueError(f"a number from {least:g} to {most:g}")
+
+    return parse
+
+
+def _choice(words: tuple[str, ...]) -> Callable[[object, Path], str]:
+    def parse(value: object, base: Path) -> str:
+        if value not in words:
+            raise _BadValueError(f"one of {', '.join(words)}")
+        return str(value)
+
+    return parse
+
+
+def _device(value: object, base: Path) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
+        raise _BadValueError("auto, cpu, cuda, cuda:N or mps")
+    return value
+
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {unit + "ib": 1024**n for n, unit in enumerate("kmgt", 1)}
+_UNITS |= {unit + "b": 1000**n for n, unit in enumerate("kmgt", 1)}
+
+
+def _bytes(value: object, base: Path) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(value).strip().lower())
+    if not isinstance(value, str) or match is None or match[2] not in _UNITS:
+        raise _BadValueError('a size such as "2GiB" or "500 MB", or a number of bytes')
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _bytes_or_unlimited(value: object, base: Path) -> int | None:
+    return None if value == "unlimited" else _bytes(value, base)
+
+
+KEYS: Mapping[str, Callable[[object, Path], object]] = MappingProxyType(
+    {
+        "home": _path,
+        "index": _path,
+        "model": _model,
+        "embed_model": _model,
+        "device": _device,
+        "dtype": _choice(DTYPES),
+        "chunk_tokens": _integer(32),
+        "top_k": _integer(1),
+        "link_policy": _text,
+        "compile": _choice(COMPILE_MODES),
+        "max_tokens": _integer(1),
+        "min_score": _number(-1, 1),
+        "kv_memory": _bytes,
+        "kv_disk": _bytes_or_unlimited,
+        "offline": _flag,
+        "log": _choice(LOG_LEVELS),
+        "system_prompt": _prompt,
+    }
+)
+"""Every key of epicrag.toml and the check of its value."""
+
+
+# --- putting them together -----------------------------------------------------------------------
+
+
+def _build(given: list[_Given], environ: Mapping[str, str]) -> Config:
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(KEYS, "default")
+    for item in given:
+        values[item.key] = _parse(item)
+        origins[item.key] = item.origin
+    # The offline switches of the environment are hard: nothing weaker or stronger opens the network.
+    for name in ("EPICRAG_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        if environ.get(name, "").strip().lower() in ("1", "true", "yes", "on"):
+            values["offline"], origins["offline"] = True, f"env {name}"
+            break
+    home = values.setdefault("home", _default_home())
+    values.setdefault("index", home / "indexes" / "default")
+    return Config(**values, origins=MappingProxyType(origins))
+
+
+def _parse(item: _Given) -> object:
+    if item.key not in KEYS:
+        near = get_close_matches(item.key.replace("-", "_"), KEYS, n=1, cutoff=0.5)
+        hint = f"Did you mean {near[0]}?" if near else f"Keys are: {', '.join(KEYS)}."
+        raise UsageError(f"Unknown key {item.key!r} ({item.origin}).", hint)
+    try:
+        return KEYS[item.key](item.value, item.base)
+    except _BadValueError as bad:
+        raise UsageError(
+            f"{item.key} is {item.value!r} ({item.origin}).", f"It should be {bad}."
+        ) from None

@@ -1,0 +1,482 @@
+"""Make the index equal to the files: walk, plan, read, split, embed, store, and compile what lacks KV.
+
+One transaction a document, so that a run killed at any moment leaves an index that opens; what is left
+to do is derived from what is there, so that the next run resumes. Nothing heavy is loaded before it is
+known to be needed: a run over unchanged files loads neither torch nor a model.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from epicrag.errors import EpicragError, UsageError
+from epicrag.types import Chunk, FileEntry, FileReport, FileStatus, Unread
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from numpy import float32
+    from numpy.typing import NDArray
+
+    from epicrag.config import Config
+    from epicrag.connectors.split import TokenCounter
+    from epicrag.index.catalog import Catalog, DocumentRow
+    from epicrag.index.embed import Embedder
+    from epicrag.index.kvstore import KVStore
+    from epicrag.index.sync import Plan
+    from epicrag.index.vectors import VectorIndex
+    from epicrag.serving.engine import Engine
+
+EMBED_BATCH = 128
+"""Passages handed to the embedder at once: bounds memory whatever the size of a document."""
+KV_BATCH = 16
+"""Chunks compiled between two notes in the catalog: what an interrupted run may have to look up again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """How far a run is: `done` of `total` files ("file") or tokens ("kv"), or a word to the user ("note")."""
+
+    stage: Literal["file", "kv", "note"]
+    done: int = 0
+    total: int = 0
+    report: FileReport | None = None
+    computed: int = 0
+    """Tokens whose KV this run has computed; `done` also counts those that were there already."""
+    seconds: float = 0.0
+    """Since the stage began."""
+    message: str = ""
+
+
+Progress = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class IngestResult:
+    """What a run did. `kv_bytes` is what the index's KV store holds after it."""
+
+    files: tuple[FileReport, ...]
+    kv_bytes: int = 0
+    kv_chunks: int = 0
+    """Chunks that this run compiled."""
+    kv_tokens: int = 0
+    """Tokens that this run computed."""
+    ms: float = 0.0
+    dry_run: bool = False
+    interrupted: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many files have each status; a status that does not occur is left out."""
+        return dict(Counter(report.status for report in self.files))
+
+    @property
+    def chunks(self) -> int:
+        return sum(report.chunks for report in self.files)
+
+    @property
+    def tokens(self) -> int:
+        return sum(report.tokens for report in self.files)
+
+
+class MassDeleteError(UsageError):
+    """The plan deletes more than half of the index, and nobody has said yes."""
+
+    code = "mass_delete"
+
+    def __init__(self, deleted: int, known: int) -> None:
+        super().__init__(
+            f"this would delete {deleted} of the {known} documents in the index",
+            "check that the folder is there and complete (an unmounted disk looks like this); "
+            "if you mean it: epicrag ingest --yes",
+        )
+        self.deleted = deleted
+        self.known = known
+
+
+class Tools(Protocol):
+    """What a run works with. Each property loads its room at first use."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def catalog(self) -> Catalog: ...
+    @property
+    def vectors(self) -> VectorIndex: ...
+    @property
+    def kv_store(self) -> KVStore: ...
+    @property
+    def counter(self) -> TokenCounter: ...
+    @property
+    def embedder(self) -> Embedder: ...
+    @property
+    def engine(self) -> Engine: ...
+    def embedder_identity(self) -> str: ...
+    def engine_identity(self) -> str: ...
+
+
+def ingest(
+    tools: Tools,
+    paths: Sequence[str | Path],
+    *,
+    kv: bool = True,
+    dry_run: bool = False,
+    yes: bool = False,
+    progress: Progress | None = None,
+) -> IngestResult:
+    """Carry out one run; see `Pipeline.ingest`."""
+    began = time.perf_counter()
+    run = _Run(tools, progress or (lambda event: None))
+    with _lock(tools.config.index, dry_run):
+        plan = run.plan(paths)
+        if not yes and not dry_run:
+            run.guard(plan)
+        interrupted = not dry_run and run.carry_out(plan, kv)
+    if dry_run:
+        run.foretell(plan)
+    return run.result(began, dry_run=dry_run, interrupted=interrupted)
+
+
+def _lock(folder: Path, dry_run: bool) -> AbstractContextManager[object]:
+    if dry_run:
+        return nullcontext()
+    from epicrag.index.lock import WriterLock
+
+    return WriterLock(folder)
+
+
+@dataclass(slots=True)
+class _Run:
+    """The state of one run: its reports so far, and what it has computed."""
+
+    tools: Tools
+    progress: Progress
+    reports: dict[str, FileReport] = field(default_factory=dict)
+    known: dict[str, DocumentRow] = field(default_factory=dict)
+    roots: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    checked: Embedder | None = None
+    done: int = 0
+    total: int = 0
+    kv_chunks: int = 0
+    kv_tokens: int = 0
+
+    # --- before anything is written ---
+
+    def plan(self, paths: Sequence[str | Path]) -> Plan:
+        """Walk the paths and compare with the catalog; refuse a path that neither has heard of."""
+        from epicrag.connectors.folder import walk
+        from epicrag.index.sync import file_digest, plan
+
+        self.known = {row.path: row for row in self.tools.catalog.documents()}
+        given = [Path(path) for path in paths]
+        for path in given:
+            self._check_known(path)
+        found = walk(given)
+        self.roots = found.roots
+        self.reports = {report.path: report for report in found.reports}
+        unseen = [report.path for report in found.reports if report.status == "failed"]
+        planned = plan(self.tools.catalog, found.entries, found.roots, file_digest, spare=unseen)
+        return self._resplit(planned)
+
+    def _check_known(self, path: Path) -> None:
+        if path.exists() or path.is_symlink():
+            return
+        root = path.resolve().as_posix()
+        if not any(_is_below(known, root) for known in self.known):
+            raise UsageError(f"no such file or folder: {path}", "give a path that exists")
+
+    def _resplit(self, plan: Plan) -> Plan:
+        """Count as changed what was split with another chunk size than asked for now."""
+        wanted, sizes = self.tools.config.chunk_tokens, _chunk_sizes(self.tools.catalog)
+        stale = {
+            entry.path
+            for entry in plan.unchanged
+            if _size_at(sizes, entry.path) not in (None, wanted)
+        }
+        return replace(
+            plan,
+            change=(*plan.change, *(e for e in plan.unchanged if e.path in stale)),
+            unchanged=tuple(e for e in plan.unchanged if e.path not in stale),
+        )
+
+    def guard(self, plan: Plan) -> None:
+        from epicrag.index.sync import is_mass_delete
+
+        if is_mass_delete(plan, len(self.known)):
+            raise MassDeleteError(len(plan.delete), len(self.known))
+
+    def foretell(self, plan: Plan) -> None:
+        """Report what the plan would do; whether a new file can be read is not yet known."""
+        for entry in plan.add:
+            self._report(FileReport(entry.path, "added"))
+        for entry in plan.change:
+            self._report(FileReport(entry.path, "changed"))
+        for old, entry in plan.rename:
+            self._report(self._as_known(old, FileReport(entry.path, "renamed", f"was {old}")))
+        for path in plan.delete:
+            self._report(self._deleted(path))
+        self._report_unchanged(plan)
+
+    # --- the work ---
+
+    def carry_out(self, plan: Plan, kv: bool) -> bool:
+        """Write; return whether the user interrupted. What is done until then stays done."""
+        catalog = self.tools.catalog
+        self._refuse_foreign_embedder(bool(plan.add or plan.change))
+        before, generation = catalog.kv_keys(), catalog.generation
+        try:
+            self._apply(plan)
+            self._settle(self.roots)
+            if catalog.generation != generation:
+                self.tools.vectors.refresh()
+            own = self._compile() if kv else None
+            self._sweep(before, own)
+        except KeyboardInterrupt:
+            return True
+        catalog.set_setting("last_ingest", datetime.now(UTC).isoformat(timespec="seconds"))
+        return False
+
+    def _refuse_foreign_embedder(self, is_needed: bool) -> None:
+        """Before anything is written: refuse another embedder than the index was made with.
+
+        The embedder is loaded only if its files are not the very ones that were checked before.
+        """
+        catalog, identity = self.tools.catalog, self.tools.embedder_identity()
+        if identity != catalog.setting("embedder_identity") and (is_needed or self.known):
+            self._embedder()
+            catalog.set_setting("embedder_identity", identity)
+
+    def _embedder(self) -> Embedder:
+        from epicrag.index.retrieve import check_embedder
+
+        if self.checked is None:
+            check_embedder(self.tools.catalog, self.tools.embedder)
+            self.checked = self.tools.embedder
+        return self.checked
+
+    def _apply(self, plan: Plan) -> None:
+        catalog = self.tools.catalog
+        self.total = sum(map(len, (plan.add, plan.change, plan.rename, plan.delete)))
+        self._report_unchanged(plan)
+        for old, entry in plan.rename:
+            self._report(self._rename(old, entry))
+        for path in plan.delete:
+            catalog.delete_document(path)
+            self._report(self._deleted(path))
+        for entry in plan.change:
+            self._report(self._try_document(entry, "changed"))
+        for entry in plan.add:
+            self._report(self._try_document(entry, "added"))
+
+    def _rename(self, old: str, entry: FileEntry) -> FileReport:
+        """Relabel a document; the same bytes under another extension may read otherwise: read again."""
+        self.tools.catalog.rename_document(old, entry.path)
+        if PurePath(old).suffix != PurePath(entry.path).suffix:
+            self.known[entry.path] = self.known[old]
+            return self._try_document(entry, "renamed")
+        return self._as_known(old, FileReport(entry.path, "renamed", f"was {old}"))
+
+    def _try_document(self, entry: FileEntry, status: FileStatus) -> FileReport:
+        """Bring one document in; whatever is wrong with it concerns this document only."""
+        try:
+            return self._document(entry, status)
+        except EpicragError:  # the disk, the device, the model: would fail for the next one too
+            raise
+        except Exception as error:  # noqa: BLE001 - a reader's bug must not cost the other files
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            return FileReport(entry.path, "failed", reason)
+
+    def _document(self, entry: FileEntry, status: FileStatus) -> FileReport:
+        from epicrag.connectors.read import read
+        from epicrag.connectors.split import split
+
+        document = read(entry.path)
+        if isinstance(document, Unread):
+            return self._unread(entry, document)
+        chunks = split(document, self.tools.counter, chunk_tokens=self.tools.config.chunk_tokens)
+        if not chunks:
+            return self._unread(entry, Unread("empty", "no text in it"))
+        self.tools.catalog.put_document(document, chunks, self._embed(chunks))
+        tokens = sum(chunk.n_tokens for chunk in chunks)
+        return FileReport(entry.path, status, chunks=len(chunks), tokens=tokens)
+
+    def _embed(self, chunks: Sequence[Chunk]) -> list[NDArray[float32]]:
+        vectors: list[NDArray[float32]] = []
+        for at in range(0, len(chunks), EMBED_BATCH):
+            texts = [chunk.model_text for chunk in chunks[at : at + EMBED_BATCH]]
+            vectors.extend(self._embedder().passages(texts))
+        return vectors
+
+    def _unread(self, entry: FileEntry, unread: Unread) -> FileReport:
+        """A failure keeps the old version answerable; a file that now holds no text takes it away."""
+        reason = unread.reason
+        if entry.path in self.known and unread.status == "failed":
+            reason += " (the version read earlier is kept)"
+        elif entry.path in self.known:
+            self.tools.catalog.delete_document(entry.path)
+            reason += " (its earlier text was removed from the index)"
+        return FileReport(entry.path, unread.status, reason)
+
+    def _settle(self, roots: Sequence[str]) -> None:
+        """Remember which chunk size the files below these roots were split with."""
+        catalog, wanted = self.tools.catalog, self.tools.config.chunk_tokens
+        sizes = _chunk_sizes(catalog)
+        for root in roots:
+            sizes = {path: size for path, size in sizes.items() if not _is_below(path, root)}
+            if _size_at(sizes, root) != wanted:
+                sizes[root] = wanted
+        catalog.set_setting("chunk_tokens", json.dumps(sizes))
+
+    # --- keys and values ---
+
+    def _compile(self) -> AbstractSet[str] | None:
+        """Compile every chunk that lacks its KV; return the engine's own keys where they are known."""
+        catalog, identity = self.tools.catalog, self.tools.engine_identity()
+        is_current = catalog.setting("kv_identity") == identity
+        if is_current and (refusal := catalog.setting("kv_refusal")):
+            self._note(refusal)
+            return None
+        pending = self._pending(only_missing=True)
+        if not pending and (is_current or not catalog.counts().chunks):
+            return _own_keys(catalog)
+        engine = self.tools.engine
+        self._describe(engine)
+        if engine.refusal:
+            catalog.set_setting("kv_identity", identity)
+            self._note(engine.refusal)
+            return None
+        if catalog.setting("kv_profile") != engine.profile:
+            pending = self._pending(only_missing=False)
+        self._compile_all(engine, pending)
+        own_keys = engine.own_keys()
+        catalog.set_setting("kv_profile", engine.profile)
+        catalog.set_setting("kv_own_keys", json.dumps(sorted(own_keys)))
+        catalog.set_setting("kv_identity", identity)
+        return own_keys
+
+    def _pending(self, *, only_missing: bool) -> list[tuple[int, Chunk, str | None]]:
+        """Return (row, chunk, text before it) of the chunks to compile, in reading order."""
+        has_kv = self._has_kv if only_missing else (lambda row: False)
+        return [item for item in _with_before(self.tools.catalog) if not has_kv(item[0])]
+
+    def _has_kv(self, row: int) -> bool:
+        key = self.tools.catalog.kv_key(row)
+        # Under a disk budget the store may have evicted it: computed again when it is asked for.
+        is_bounded = self.tools.config.kv_disk is not None
+        return key is not None and (is_bounded or self.tools.kv_store.contains(key))
+
+    def _compile_all(self, engine: Engine, pending: list[tuple[int, Chunk, str | None]]) -> None:
+        from epicrag.serving.prompt import Piece
+
+        began, done = time.perf_counter(), 0
+        total = sum(chunk.n_tokens for _, chunk, _ in pending)
+        for at in range(0, len(pending), KV_BATCH):
+            batch = pending[at : at + KV_BATCH]
+            keys: list[tuple[int, str]] = []
+            pieces = [Piece(text=chunk.model_text, before=before) for _, chunk, before in batch]
+            try:
+                for i, key, computed in engine.compile(pieces):
+                    keys.append((batch[i][0], key))
+                    done += batch[i][1].n_tokens
+                    self.kv_chunks += computed > 0
+                    self.kv_tokens += computed
+                    seconds = time.perf_counter() - began
+                    self.progress(Event("kv", done, total, None, self.kv_tokens, seconds))
+            finally:
+                self.tools.catalog.set_kv(keys)
+
+    def _describe(self, engine: Engine) -> None:
+        """Leave what `status` shows, and the next run needs to know, without loading the model."""
+        self.tools.catalog.set_setting("kv_refusal", engine.refusal or "")
+        for name in ("name", "fingerprint", "tokenizer_fingerprint", "dtype", "compile_mode"):
+            self.tools.catalog.set_setting(f"model_{name}", str(getattr(engine, name)))
+
+    def _sweep(self, before: AbstractSet[str], own: AbstractSet[str] | None) -> None:
+        """Delete the KV of text that is no longer in the index."""
+        keep = self.tools.catalog.kv_keys()
+        if own is not None:
+            self.tools.kv_store.gc(keep | own)
+        else:  # which other entries are the engine's own is not known: only what this run removed
+            for key in before - keep:
+                self.tools.kv_store.delete(key)
+
+    # --- the report ---
+
+    def _report(self, report: FileReport) -> None:
+        self.reports[report.path] = report
+        self.done += 1
+        self.progress(Event("file", min(self.done, self.total), self.total, report))
+
+    def _report_unchanged(self, plan: Plan) -> None:
+        for entry in plan.unchanged:
+            report = self._as_known(entry.path, FileReport(entry.path, "unchanged"))
+            self.reports[entry.path] = report
+
+    def _as_known(self, path: str, report: FileReport) -> FileReport:
+        row = self.known[path]
+        return replace(report, chunks=row.chunks, tokens=row.tokens)
+
+    def _deleted(self, path: str) -> FileReport:
+        why = self.reports.get(path)
+        return FileReport(path, "deleted", why.reason if why else None)
+
+    def _note(self, message: str) -> None:
+        self.notes.append(message)
+        self.progress(Event("note", message=message))
+
+    def result(self, began: float, *, dry_run: bool, interrupted: bool) -> IngestResult:
+        return IngestResult(
+            files=tuple(self.reports[path] for path in sorted(self.reports)),
+            kv_bytes=0 if dry_run else self.tools.kv_store.nbytes(),
+            kv_chunks=self.kv_chunks,
+            kv_tokens=self.kv_tokens,
+            ms=(time.perf_counter() - began) * 1000,
+            dry_run=dry_run,
+            interrupted=interrupted,
+            notes=tuple(self.notes),
+        )
+
+
+def _with_before(catalog: Catalog) -> Iterator[tuple[int, Chunk, str | None]]:
+    """Yield each chunk's row, the chunk, and the model text of the one before it in its document."""
+    previous: Chunk | None = None
+    for row, chunk in catalog.all_chunks():
+        is_next = previous is not None and previous.document == chunk.document
+        yield row, chunk, previous.model_text if previous is not None and is_next else None
+        previous = chunk
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def _own_keys(catalog: Catalog) -> AbstractSet[str] | None:
+    """Return the KV keys of the engine's own units, as the last run that loaded it left them."""
+    stored = catalog.setting("kv_own_keys")
+    return set(json.loads(stored)) if stored else None
+
+
+def _chunk_sizes(catalog: Catalog) -> dict[str, int]:
+    """Return the chunk size that was last used below each ingested root."""
+    stored: dict[str, int] = json.loads(catalog.setting("chunk_tokens") or "{}")
+    return stored
+
+
+def _size_at(sizes: dict[str, int], path: str) -> int | None:
+    """Return the size recorded for the nearest path at or above this one."""
+    while path not in sizes:
+        above = path.rpartition("/")[0]
+        if not above:
+            return sizes.get("/")
+        path = above
+    return sizes[path]

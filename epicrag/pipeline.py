@@ -1,0 +1,402 @@
+"""Joins the rooms: files to index, question to answer. The one face that CLI, server and LlamaIndex use.
+
+It holds no algorithm. Rooms are opened at first need, so that a run that needs no model loads none.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from epicrag.ask import AnswerStream, Ask, is_grounded, sources_of
+from epicrag.config import Config, enforce_offline, load_config
+from epicrag.errors import IndexEmptyError, UsageError
+from epicrag.ingest import Event, IngestResult, MassDeleteError, Progress, ingest
+from epicrag.quiet import hush
+from epicrag.types import Answer, Hit
+
+if TYPE_CHECKING:
+    from epicrag.connectors.split import TokenCounter
+    from epicrag.index.catalog import Catalog
+    from epicrag.index.embed import Embedder
+    from epicrag.index.kvstore import KVStore
+    from epicrag.index.vectors import VectorIndex
+    from epicrag.serving.engine import Engine
+    from epicrag.serving.policies import Policy
+    from epicrag.serving.prompt import Prompt
+    from epicrag.serving.sample import Sampling
+
+__all__ = [
+    "AnswerStream",
+    "Event",
+    "IngestResult",
+    "MassDeleteError",
+    "Pipeline",
+    "Progress",
+    "Status",
+    "is_grounded",
+    "sources_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What is in an index, and which models it was made with (None where not yet known)."""
+
+    index: Path
+    generation: int
+    last_ingest: str | None
+    documents: int
+    chunks: int
+    tokens: int
+    vectors: int
+    kv_entries: int
+    kv_bytes: int
+    chunks_with_kv: int
+    model: str | None
+    model_fingerprint: str | None
+    dtype: str | None
+    compile: str | None
+    embedder: str | None
+    embedder_fingerprint: str | None
+    configured_model: str
+    configured_embedder: str
+
+    @property
+    def kv_bytes_per_token(self) -> float | None:
+        """Disk bytes of KV for each token of the index; None while there is no KV or no text."""
+        return self.kv_bytes / self.tokens if self.tokens and self.kv_bytes else None
+
+
+class Pipeline:
+    """One index with its models: a context manager, for one thread.
+
+    An embedder, engine or token counter that is given is used as it is; else they are those of the
+    configuration, loaded at first need.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        create: bool = False,
+        embedder: Embedder | None = None,
+        engine: Engine | None = None,
+        counter: TokenCounter | None = None,
+    ) -> None:
+        self.config = config
+        self._create = create
+        self._given_embedder = embedder
+        self._given_engine = engine
+        self._given_counter = counter
+
+    @classmethod
+    def open(
+        cls, config: Config | None = None, *, create: bool = False, **flags: object
+    ) -> Pipeline:
+        """Open the index of a configuration; `flags` overrule it.
+
+        IndexEmptyError: there is no index and `create` is False. With `create` it is made by the first
+        `ingest`, not before.
+        """
+        given = {key: value for key, value in flags.items() if value is not None}
+        pipeline = cls(_overruled(config, given) if config else load_config(given), create=create)
+        if not create:
+            _ = pipeline.catalog
+        return pipeline
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if "catalog" in self.__dict__:
+            self.catalog.close()
+
+    # --- the rooms ---
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        from epicrag.index.catalog import Catalog
+
+        try:
+            return Catalog.open(self.config.index, create=self._create)
+        except IndexEmptyError as error:
+            raise self._empty(f"there is no index at {self.config.index}") from error
+
+    @cached_property
+    def vectors(self) -> VectorIndex:
+        from epicrag.index.vectors import VectorIndex
+
+        return VectorIndex.open(self.catalog, self.config.index)
+
+    @cached_property
+    def kv_store(self) -> KVStore:
+        from epicrag.index.kvstore import KVStore
+
+        return KVStore(self.config.index / "kv", budget_bytes=self.config.kv_disk)
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        if self._given_embedder is not None:
+            return self._given_embedder
+        from epicrag.index.embed import SentenceEmbedder
+
+        return SentenceEmbedder(
+            self._model_path(self.config.embed_model),
+            self.config.embed_model,
+            device=self.config.device,
+        )
+
+    @cached_property
+    def engine(self) -> Engine:
+        if self._given_engine is not None:
+            return self._given_engine
+        path = self._model_path(self.config.model)
+        from epicrag.serving.engine import Engine
+
+        return Engine.load(
+            path,
+            name=self.config.model,
+            store=self.kv_store,
+            device=self.config.device,
+            dtype=self.config.dtype,
+            compile_mode=self.config.compile,
+            kv_memory_bytes=self.config.kv_memory,
+            cache_folder=self.config.home / "cache",
+        )
+
+    @cached_property
+    def counter(self) -> TokenCounter:
+        """Counts tokens as the serving model does, without its weights."""
+        if self._given_counter is not None:
+            return self._given_counter
+        from epicrag.serving.tokenizer import UnitTokenizer
+
+        return UnitTokenizer.load(self._model_path(self.config.model))
+
+    def _model_path(self, name: str) -> Path:
+        """Return a model's folder, ready to load. The libraries are silenced before their import."""
+        from epicrag.models import Models
+
+        hush()
+        enforce_offline(self.config)
+        return Models(self.config).ensure(name)
+
+    def embedder_identity(self) -> str:
+        """A cheap identity of the embedder, without loading it; "" when there is none to be had."""
+        if self._given_embedder is not None:
+            return self._given_embedder.fingerprint
+        return self._identity(self.config.embed_model)
+
+    def engine_identity(self) -> str:
+        """A cheap identity of the model and of what decides the KV, without loading it."""
+        config = self.config
+        if self._given_engine is not None:
+            return self._given_engine.profile
+        return self._identity(config.model, config.device, config.dtype, config.compile)
+
+    def _identity(self, name: str, *settings: object) -> str:
+        from epicrag.identity import identity_of
+
+        return identity_of(name, self._model_path(name), *settings)
+
+    # --- the verbs ---
+
+    def ingest(
+        self,
+        paths: Sequence[str | Path],
+        *,
+        kv: bool = True,
+        dry_run: bool = False,
+        yes: bool = False,
+        progress: Progress | None = None,
+    ) -> IngestResult:
+        """Make the index equal to the files at and below `paths`; other documents are not touched.
+
+        `kv` compiles the KV of every chunk that lacks it. A document that fails is reported, keeps its
+        old version, and stops nothing. MassDeleteError: more than half of the index would go and `yes`
+        is False. LockedError: another process is writing. Ctrl-C ends the run early, with a result
+        that says `interrupted`; the next run resumes.
+        """
+        with self._writable(dry_run) as tools:
+            return ingest(tools, paths, kv=kv, dry_run=dry_run, yes=yes, progress=progress)
+
+    @contextmanager
+    def _writable(self, dry_run: bool) -> Iterator[Pipeline]:
+        """A dry run over no index is planned against an empty one, of which nothing stays."""
+        if dry_run and "catalog" not in self.__dict__ and not self._exists():
+            with TemporaryDirectory() as folder:
+                config = replace(self.config, index=Path(folder))
+                with Pipeline(config, create=True) as empty:
+                    yield empty
+            return
+        yield self
+
+    def _exists(self) -> bool:
+        from epicrag.index.catalog import FILE_NAME
+
+        return (self.config.index / FILE_NAME).exists()
+
+    def search(self, query: str, *, k: int | None = None) -> list[Hit]:
+        """Return the `k` passages nearest to a query, best first, each text once.
+
+        IndexEmptyError: nothing is in the index. MismatchError: made with another embedder.
+        """
+        _refuse_blank(query, "query")
+        self._refuse_empty()
+        from epicrag.index.retrieve import check_embedder, search
+
+        check_embedder(self.catalog, self.embedder)
+        return search(self.catalog, self.vectors, self.embedder, query, k=k or self.config.top_k)
+
+    def ask(
+        self,
+        question: str,
+        *,
+        k: int | None = None,
+        policy: Policy | str | None = None,
+        sampling: Sampling | None = None,
+        strict: bool = False,
+        shuffle_seed: int | None = None,
+        chunks: Sequence[Hit] | None = None,
+    ) -> Answer:
+        """Answer a question from the documents; see `stream`."""
+        stream = self.stream(
+            question,
+            k=k,
+            policy=policy,
+            sampling=sampling,
+            strict=strict,
+            shuffle_seed=shuffle_seed,
+            chunks=chunks,
+        )
+        return stream.finish()
+
+    def stream(
+        self,
+        question: str,
+        *,
+        k: int | None = None,
+        policy: Policy | str | None = None,
+        sampling: Sampling | None = None,
+        strict: bool = False,
+        shuffle_seed: int | None = None,
+        chunks: Sequence[Hit] | None = None,
+    ) -> AnswerStream:
+        """Retrieve now, and answer while the result is iterated.
+
+        `chunks` are taken in place of retrieval, in their order. `shuffle_seed` puts the passages in a
+        random order. Nothing relevant: `answered` is False, or AbstainedError under `strict`.
+        """
+        _refuse_blank(question, "question")
+        policy = self._policy(policy)
+        hits, spent_ms = self._hits(question, k, chunks)
+        is_relevant = chunks is not None or (hits and hits[0].score >= self.config.min_score)
+        if shuffle_seed is not None:
+            random.Random(shuffle_seed).shuffle(hits)
+        ask = Ask(question, tuple(hits), self.config.model, spent_ms, strict)
+        if not is_relevant or not hits:
+            return AnswerStream(ask, None)
+        return AnswerStream(
+            ask,
+            self.engine.generate(
+                self._prompt(question, hits), policy=policy, sampling=sampling or self.sampling()
+            ),
+        )
+
+    def _hits(
+        self, question: str, k: int | None, chunks: Sequence[Hit] | None
+    ) -> tuple[list[Hit], float]:
+        """Return the passages, each text once, and the milliseconds that finding them took."""
+        if chunks is not None:
+            return list({hit.chunk.id: hit for hit in reversed(chunks)}.values())[::-1], 0.0
+        self._refuse_empty()
+        _ = self.embedder, self.vectors  # loading them is no part of the question
+        began = time.perf_counter()
+        hits = self.search(question, k=k)
+        return hits, (time.perf_counter() - began) * 1000
+
+    def _prompt(self, question: str, hits: Sequence[Hit]) -> Prompt:
+        from epicrag.serving.prompt import Piece, Prompt
+
+        pieces = tuple(Piece(hit.chunk.model_text, self._before(hit)) for hit in hits)
+        return Prompt(system=self.config.system_prompt, pieces=pieces, question=question)
+
+    def _before(self, hit: Hit) -> str | None:
+        """The passage before a hit; a chunk that is not of this index (row below 0) has none."""
+        before = self.catalog.previous(hit.row) if hit.row >= 0 else None
+        return before.model_text if before else None
+
+    def _policy(self, policy: Policy | str | None) -> Policy:
+        from epicrag.serving.policies import parse_policy
+
+        if policy is None or isinstance(policy, str):
+            return parse_policy(policy or self.config.link_policy)
+        return policy
+
+    def sampling(self, **choices: Any) -> Sampling:
+        """Return how to choose tokens: as configured, but for `choices` (fields of `Sampling`)."""
+        from epicrag.serving.sample import Sampling
+
+        return Sampling(**{"max_tokens": self.config.max_tokens, **choices})
+
+    def status(self) -> Status:
+        """Describe the index from what ingest left in it; no model is loaded."""
+        setting, counts = self.catalog.setting, self.catalog.counts()
+        keys, wanted = self.kv_store.keys(), self.catalog.kv_keys()
+        embedder: dict[str, str] = json.loads(setting("embedder") or "{}")
+        return Status(
+            index=self.config.index,
+            generation=self.catalog.generation,
+            last_ingest=setting("last_ingest"),
+            documents=counts.documents,
+            chunks=counts.chunks,
+            tokens=counts.tokens,
+            vectors=counts.vectors,
+            kv_entries=len(keys),
+            kv_bytes=self.kv_store.nbytes(),
+            chunks_with_kv=len(keys & wanted),
+            model=setting("model_name"),
+            model_fingerprint=setting("model_fingerprint"),
+            dtype=setting("model_dtype"),
+            compile=setting("model_compile_mode"),
+            embedder=embedder.get("name"),
+            embedder_fingerprint=embedder.get("fingerprint"),
+            configured_model=self.config.model,
+            configured_embedder=self.config.embed_model,
+        )
+
+    def _refuse_empty(self) -> None:
+        if not self.catalog.counts().chunks:
+            raise self._empty(f"nothing is in the index at {self.config.index}")
+
+    def _empty(self, message: str) -> IndexEmptyError:
+        return IndexEmptyError(message, "put documents into it: epicrag ingest PATH")
+
+
+def _refuse_blank(text: str, what: str) -> None:
+    if not text.strip():
+        raise UsageError(f"the {what} is empty", f'give it as text: epicrag ask "{what} …"')
+
+
+def _overruled(config: Config, flags: dict[str, object]) -> Config:
+    """Check flags as `load_config` does, and lay those that were given over a configuration."""
+    checked = load_config(flags, environ={})
+    return replace(config, **{key: getattr(checked, key) for key in flags if key != "config"})

@@ -1,0 +1,336 @@
+"""The catalog: the one truth about documents, their chunks, vectors and KV."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epicrag.index.database import Database, damaged
+from epicrag.types import Chunk, Document, Place
+
+FILE_NAME = "catalog.sqlite"
+_UNIT_TOLERANCE = 1e-2  # half-precision embedders are this far from unit length
+
+_DOCUMENT = """
+SELECT documents.row, path, digest, documents.title, media, count(chunks.row),
+       coalesce(sum(n_tokens), 0)
+FROM documents LEFT JOIN chunks ON document_row = documents.row
+"""
+_CHUNK = """
+SELECT chunks.row, path, ordinal, start, "end", text, chunks.title, page, line_first, line_last,
+       heading, n_tokens, id
+FROM chunks JOIN documents ON documents.row = document_row
+"""
+_INSERT_CHUNK = """
+INSERT INTO chunks (document_row, ordinal, start, "end", text, title, page, line_first, line_last,
+                    heading, n_tokens, id)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRow:
+    row: int
+    path: str
+    digest: str
+    title: str | None
+    media: str
+    chunks: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    documents: int
+    chunks: int
+    tokens: int
+    vectors: int
+
+
+class Vectors(NamedTuple):
+    """Vectors by their ids, ascending; an id is never used twice."""
+
+    ids: NDArray[np.int64]  # (N,)
+    chunk_rows: NDArray[np.int64]  # (N,)
+    data: NDArray[np.float32]  # (N, dim), unit rows
+
+
+class Catalog:
+    """Documents and all that is known of them, in one SQLite file.
+
+    Every change is one transaction: it happens whole or not at all, whatever fails, and readers in
+    this or any other process see the state before it or after it. Rows are never reused.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, folder: Path, *, create: bool = False) -> Catalog:
+        """Open the catalog of an index folder, made first if `create`.
+
+        IndexEmptyError: there is none. DamagedError: it is no catalog, or unsound. MismatchError: a
+        newer epicrag wrote it. A folder that cannot be written to is opened to read.
+        """
+        return cls(Database.open(folder / FILE_NAME, create=create))
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """All reads within see the catalog as it was at the first of them; no writes within."""
+        return self._database.snapshot()
+
+    @property
+    def generation(self) -> int:
+        """Grows by one with each committed change to documents."""
+        return int(self._one("SELECT generation FROM state"))
+
+    @property
+    def stamp(self) -> str:
+        """A random name of the present generation: equal stamps mean the very same documents."""
+        return str(self._one("SELECT stamp FROM state"))
+
+    def counts(self) -> Counts:
+        with self.snapshot():
+            return Counts(
+                documents=self._one("SELECT count(*) FROM documents"),
+                chunks=self._one("SELECT count(*) FROM chunks"),
+                tokens=self._one("SELECT coalesce(sum(n_tokens), 0) FROM chunks"),
+                vectors=self._one("SELECT count(*) FROM vectors"),
+            )
+
+    # --- settings ---
+
+    def setting(self, name: str) -> str | None:
+        rows = self._rows("SELECT value FROM settings WHERE name = ?", name)
+        return str(rows[0][0]) if rows else None
+
+    def set_setting(self, name: str, value: str) -> None:
+        """Store a setting; documents and the generation stay as they are."""
+        with self._database.writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
+
+    # --- documents ---
+
+    def documents(self) -> list[DocumentRow]:
+        """Return all documents, by path."""
+        rows = self._rows(_DOCUMENT + "GROUP BY documents.row ORDER BY path")
+        return [_document(row) for row in rows]
+
+    def document(self, path: str) -> DocumentRow | None:
+        rows = self._rows(_DOCUMENT + "WHERE path = ? GROUP BY documents.row", _encode(path))
+        return _document(rows[0]) if rows else None
+
+    def put_document(
+        self,
+        document: Document,
+        chunks: Sequence[Chunk],
+        vectors: Sequence[NDArray[np.float32]],
+    ) -> list[int]:
+        """Replace what is known of `document.path` in one transaction and return the chunks' rows.
+
+        `vectors[i]` holds the windows of chunk i, (W, dim) unit rows. W may be 0: such a chunk is kept
+        for its neighbours and never found. ValueError, and no change: counts that differ, vectors
+        that are not finite, not of unit length, or not of the index's dimension.
+        """
+        if len(chunks) != len(vectors):
+            raise ValueError(f"{len(chunks)} chunks but {len(vectors)} groups of vectors")
+        windows = [_checked(array) for array in vectors]
+        with self._database.writing() as connection:
+            _check_dim(connection, windows)
+            connection.execute("DELETE FROM documents WHERE path = ?", (_encode(document.path),))
+            row = connection.execute(
+                "INSERT INTO documents (path, digest, title, media) VALUES (?, ?, ?, ?)",
+                (_encode(document.path), document.digest, document.title, document.media),
+            ).lastrowid
+            assert row is not None
+            rows = [_insert(connection, row, *pair) for pair in zip(chunks, windows, strict=True)]
+            _step(connection)
+        return rows
+
+    def rename_document(self, old: str, new: str) -> None:
+        """Relabel a document: chunks, vectors and KV stay. KeyError: no `old`; ValueError: `new` is taken."""
+        with self._database.writing() as connection:
+            if _exists(connection, new):
+                raise ValueError(f"a document is already known at {new!r}")
+            if not _exists(connection, old):
+                raise KeyError(old)
+            connection.execute(
+                "UPDATE documents SET path = ? WHERE path = ?", (_encode(new), _encode(old))
+            )
+            _step(connection)
+
+    def delete_document(self, path: str) -> None:
+        """Forget a document with its chunks, vectors and KV entries; nothing happens if unknown."""
+        with self._database.writing() as connection:
+            if _exists(connection, path):
+                connection.execute("DELETE FROM documents WHERE path = ?", (_encode(path),))
+                _step(connection)
+
+    # --- chunks ---
+
+    def chunk(self, row: int) -> Chunk:
+        """Return a chunk; KeyError when its document was replaced or deleted."""
+        found = self._chunks("WHERE chunks.row = ?", row)
+        if not found:
+            raise KeyError(row)
+        return found[0][1]
+
+    def chunks(self, path: str) -> list[tuple[int, Chunk]]:
+        """Return the rows and chunks of a document in reading order; [] when it is unknown."""
+        return self._chunks("WHERE path = ? ORDER BY ordinal", _encode(path))
+
+    def all_chunks(self) -> Iterator[tuple[int, Chunk]]:
+        """Yield all chunks by document, in reading order, one document in memory at a time."""
+        for (row,) in self._rows("SELECT row FROM documents ORDER BY path"):
+            yield from self._chunks("WHERE document_row = ? ORDER BY ordinal", row)
+
+    def previous(self, row: int) -> Chunk | None:
+        """Return the passage before a chunk in its document; None for the first."""
+        found = self._chunks(
+            "JOIN chunks AS next ON next.document_row = chunks.document_row"
+            " AND next.ordinal > chunks.ordinal"
+            " WHERE next.row = ? ORDER BY chunks.ordinal DESC LIMIT 1",
+            row,
+        )
+        return found[0][1] if found else None
+
+    # --- vectors ---
+
+    def vectors(self, *, after: int = 0) -> Vectors:
+        """Return the vectors whose ids are greater than `after`: of all chunks by default."""
+        rows = self._rows("SELECT id, chunk_row, data FROM vectors WHERE id > ? ORDER BY id", after)
+        ids, chunk_rows, blobs = zip(*rows, strict=True) if rows else ((), (), ())
+        if len({len(blob) for blob in blobs}) > 1:
+            raise damaged(self._database.file, "vectors differ in length")
+        dim = len(blobs[0]) // 4 if blobs else 0
+        data = np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), dim)
+        if not _is_unit(data):
+            raise damaged(self._database.file, "a vector is not of unit length")
+        return Vectors(np.array(ids, np.int64), np.array(chunk_rows, np.int64), data)
+
+    def vector_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the ids of all vectors, ascending, and the chunk row of each: (N,), (N,)."""
+        rows = self._rows("SELECT id, chunk_row FROM vectors ORDER BY id")
+        table = np.array(rows, np.int64).reshape(-1, 2)
+        return table[:, 0].copy(), table[:, 1].copy()
+
+    # --- KV ---
+
+    def set_kv(self, rows_keys: Sequence[tuple[int, str]]) -> None:
+        """Note the latest KV key of chunks; rows that are gone meanwhile are passed over."""
+        with self._database.writing() as connection:
+            connection.executemany(
+                "INSERT OR REPLACE INTO kv (chunk_row, key) SELECT row, ?2 FROM chunks WHERE row = ?1",
+                rows_keys,
+            )
+
+    def kv_key(self, row: int) -> str | None:
+        rows = self._rows("SELECT key FROM kv WHERE chunk_row = ?", row)
+        return str(rows[0][0]) if rows else None
+
+    def kv_keys(self) -> set[str]:
+        return {key for (key,) in self._rows("SELECT DISTINCT key FROM kv")}
+
+    # --- reading ---
+
+    def _rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        return self._database.rows(sql, values)
+
+    def _one(self, sql: str) -> Any:
+        return self._rows(sql)[0][0]
+
+    def _chunks(self, where: str, *values: object) -> list[tuple[int, Chunk]]:
+        """Return chunks, each proven by its content-addressed id: text that changed on disk is damage."""
+        found = []
+        for row, *columns, stored_id in self._rows(_CHUNK + where, *values):
+            chunk = _chunk(columns)
+            if chunk.id != stored_id:
+                raise damaged(self._database.file, f"the text of chunk {row} has changed")
+            found.append((row, chunk))
+        return found
+
+
+def _encode(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")
+
+
+def _decode(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")
+
+
+def _document(row: tuple[Any, ...]) -> DocumentRow:
+    number, path, *rest = row
+    return DocumentRow(number, _decode(path), *rest)
+
+
+def _chunk(columns: Sequence[Any]) -> Chunk:
+    path, ordinal, start, end, text, title, page, first, last, heading, n_tokens = columns
+    place = Place(page, None if first is None else (first, last), heading)
+    return Chunk(_decode(path), ordinal, start, end, text, title, place, n_tokens)
+
+
+def _insert(
+    connection: sqlite3.Connection, document_row: int, chunk: Chunk, windows: NDArray[np.float32]
+) -> int:
+    place, lines = chunk.place, chunk.place.lines or (None, None)
+    span = (document_row, chunk.ordinal, chunk.start, chunk.end)
+    words = (chunk.text, chunk.title, place.page, *lines, place.heading, chunk.n_tokens, chunk.id)
+    row = connection.execute(_INSERT_CHUNK, span + words).lastrowid
+    assert row is not None
+    connection.executemany(
+        'INSERT INTO vectors (chunk_row, "window", data) VALUES (?, ?, ?)',
+        [(row, number, window.tobytes()) for number, window in enumerate(windows)],
+    )
+    return row
+
+
+def _exists(connection: sqlite3.Connection, path: str) -> bool:
+    found = connection.execute("SELECT 1 FROM documents WHERE path = ?", (_encode(path),))
+    return found.fetchone() is not None
+
+
+def _step(connection: sqlite3.Connection) -> None:
+    connection.execute("UPDATE state SET generation = generation + 1, stamp = hex(randomblob(16))")
+
+
+def _checked(windows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the windows of one chunk as little-endian float32; ValueError unless unit rows."""
+    array = np.ascontiguousarray(windows, dtype="<f4")
+    if array.ndim != 2 or not _is_unit(array):
+        raise ValueError(f"vectors must be finite rows of unit length: {array.shape}")
+    return array
+
+
+def _is_unit(array: NDArray[np.float32]) -> bool:
+    """Return whether all rows are of unit length: false for NaN and infinity."""
+    with np.errstate(all="ignore"):
+        lengths = np.sqrt(np.einsum("ij,ij->i", array, array))
+        return bool((np.abs(lengths - 1) <= _UNIT_TOLERANCE).all())
+
+
+def _check_dim(connection: sqlite3.Connection, windows: Sequence[NDArray[np.float32]]) -> None:
+    dims = {array.shape[1] for array in windows if len(array)}
+    dims |= {n // 4 for (n,) in connection.execute("SELECT length(data) FROM vectors LIMIT 1")}
+    if len(dims) > 1:
+        raise ValueError(f"vectors of different dimensions in one index: {sorted(dims)}")

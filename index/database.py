@@ -1,0 +1,176 @@
+"""A SQLite file opened safely: WAL, explicit transactions, and errors a user can act on."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from epicrag.errors import DamagedError, DeviceError, EpicragError, IndexEmptyError, LockedError
+from epicrag.index import migrations
+
+_BUSY_SECONDS = 5.0
+_MAGIC = b"SQLite format 3\x00"
+_QUICK_CHECK_BYTES = 8 << 20  # about 20 ms; damage in larger files shows when it is read
+
+
+class Database:
+    """One connection, usable from several threads one after another; raises only EpicragError."""
+
+    def __init__(self, file: Path, connection: sqlite3.Connection) -> None:
+        self.file = file
+        self._connection = connection
+        self._mutex = threading.RLock()
+        self._depth = 0  # of transactions: a snapshot may be opened inside another
+
+    @classmethod
+    def open(cls, file: Path, *, create: bool) -> Database:
+        """Open, check and migrate. IndexEmptyError when there is nothing and `create` is false."""
+        if not create and not _holds_anything(file):
+            raise IndexEmptyError(
+                f"there is no index at {file.parent}", "run `epicrag ingest PATH`"
+            )
+        with translated(file):
+            if create:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            _check_magic(file)
+            connection = _connect(file)
+            try:
+                _prepare(connection, file, create)
+            except BaseException:
+                connection.close()
+                raise
+        return cls(file, connection)
+
+    def close(self) -> None:
+        with self._mutex:
+            self._connection.close()
+
+    def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of one query: a consistent answer, whoever writes meanwhile."""
+        with self._mutex, translated(self.file):
+            return self._connection.execute(sql, values).fetchall()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """All reads within see one state of the database."""
+        with self._mutex, translated(self.file):
+            if not self._connection.in_transaction:
+                self._connection.execute("BEGIN")
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if not self._depth and self._connection.in_transaction:
+                    self._connection.execute("COMMIT")
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it or, on any error, nothing."""
+        with self._mutex, translated(self.file):
+            assert not self._depth, "a snapshot only reads"
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):  # the first error is the one to tell
+                    self._connection.execute("ROLLBACK")
+                raise
+
+
+@contextmanager
+def translated(file: Path) -> Iterator[None]:
+    """Raise what SQLite and the system say as EpicragError, with the file and what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translation(error, file) or error from error
+    except OSError as error:
+        raise EpicragError(
+            f"the index at {file.parent} cannot be used: {error.strerror or error}",
+            "check the folder's permissions, or choose another with --index",
+        ) from error
+
+
+def damaged(file: Path, detail: str) -> DamagedError:
+    return DamagedError(
+        f"the index is damaged: {file}: {detail}",
+        f"move {file.parent} away and run `epicrag ingest` again; your documents are untouched",
+    )
+
+
+def _translation(error: sqlite3.Error, file: Path) -> EpicragError | None:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return damaged(file, str(error))
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return LockedError(f"another process is writing to {file}", "try again when it is done")
+    if code == sqlite3.SQLITE_FULL:
+        return DeviceError(
+            f"the disk is full: nothing more can be written to {file}",
+            "free some space and run it again; the index is as it was before",
+        )
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR):
+        return EpicragError(
+            f"the index at {file.parent} cannot be used: {error}",
+            "check that the folder can be written to and the disk is well, or choose another"
+            " with --index; what is stored is as it was before",
+        )
+    return None
+
+
+def _holds_anything(file: Path) -> bool:
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+    except OSError:  # let opening it say why
+        return True
+
+
+def _check_magic(file: Path) -> None:
+    """Refuse a file that is no SQLite database before SQLite looks for its journals."""
+    if not _holds_anything(file):
+        return
+    with open(file, "rb") as stream:
+        if stream.read(len(_MAGIC)) != _MAGIC:
+            raise damaged(file, "it is not a SQLite file")
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    """Connect; a folder that cannot be written to is opened as it lies there, to read only."""
+    log = file.with_name(file.name + "-wal")
+    frozen = file.exists() and not os.access(file.parent, os.W_OK) and not _holds_anything(log)
+    uri = "file:" + quote(os.fsencode(file.absolute())) + ("?immutable=1" if frozen else "")
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+    connection.execute("PRAGMA foreign_keys = ON")
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, file: Path, create: bool) -> None:
+    """Check the database, and bring its schema up to date."""
+    if migrations.is_blank(connection):
+        if not create:
+            raise IndexEmptyError(
+                f"there is no index at {file.parent}", "run `epicrag ingest PATH`"
+            )
+        connection.execute("PRAGMA journal_mode = WAL")
+    # With WAL, NORMAL loses at most the last commits in a power cut, and never tears one.
+    connection.execute("PRAGMA synchronous = NORMAL")
+    if file.stat().st_size <= _QUICK_CHECK_BYTES:
+        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise damaged(file, verdict)
+    try:
+        migrations.migrate(connection)
+    except DamagedError as error:
+        raise damaged(file, error.message) from error

@@ -1,0 +1,190 @@
+"""A sentence-transformers model run: batches of short texts to unit vectors.
+
+The plain stack, a transformer with mean or first-token pooling, is run by transformers alone: the
+library's import costs every command two more seconds. Any other stack is left to the library itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epicrag.errors import DeviceError, EpicragError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BATCH = 32
+
+
+class Encoder(Protocol):
+    """A model, its tokenizer and what it can read at once."""
+
+    tokenizer: Any
+    max_tokens: int | None
+    """Tokens it reads, special ones included; None when it reads any number."""
+
+    def encode(self, texts: Sequence[str], prompt: str) -> NDArray[np.float32]:
+        """Return (N, dim) unit rows of `prompt + text`, cut at `max_tokens`."""
+        ...
+
+
+def load_encoder(path: Path, device: str = "auto") -> Encoder:
+    """Load the model in a folder, quietly and without the network."""
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    pooling = plain_pooling(path)
+    try:
+        with _quiet():
+            return PlainEncoder(path, pooling, device) if pooling else LibraryEncoder(path, device)
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise EpicragError(
+            f"the embedder at {path} cannot be loaded: {error}",
+            "choose another with --embed-model, or fetch it again",
+        ) from error
+
+
+def plain_pooling(path: Path) -> str | None:
+    """Return "mean" or "cls" when the model is a plain stack, None when the library must run it."""
+    modules = read_json(path / "modules.json") or []
+    types = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
+    if types not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        return None
+    bert = read_json(path / modules[0]["path"] / "sentence_bert_config.json") or {}
+    config = read_json(path / modules[1]["path"] / "config.json") or {}
+    extras = set(bert) - {"max_seq_length", "do_lower_case"}
+    if modules[0]["path"] or bert.get("do_lower_case") or extras:
+        return None
+    return _pooling(config)
+
+
+def _pooling(config: dict[str, Any]) -> str | None:
+    """Return the one pooling mode of either style of configuration, if it is one we run."""
+    if config.get("include_prompt") is False:
+        return None
+    modes = [config["pooling_mode"]] if "pooling_mode" in config else []
+    prefix = "pooling_mode_"
+    modes += [
+        name.removeprefix(prefix) for name in config if name.startswith(prefix) and config[name]
+    ]
+    known = {"mean": "mean", "mean_tokens": "mean", "cls": "cls", "cls_token": "cls"}
+    return known.get(modes[0]) if len(modes) == 1 else None
+
+
+class PlainEncoder:
+    """Transformer, pooling, unit length: equal to what sentence-transformers computes."""
+
+    def __init__(self, path: Path, pooling: str, device: str) -> None:
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        model = AutoModel.from_pretrained(str(path), local_files_only=True, dtype=torch.float32)
+        self._model: Any = model.eval().to(device)
+        self._pooling = pooling
+        bert = read_json(path / "sentence_bert_config.json") or {}
+        positions = getattr(model.config, "max_position_embeddings", None)
+        limits = [positions, self.tokenizer.model_max_length]
+        asked = bert.get("max_seq_length")
+        self.max_tokens: int | None = asked or min(int(n) for n in limits if n)
+
+    def encode(self, texts: Sequence[str], prompt: str) -> NDArray[np.float32]:
+        return _in_batches([prompt + text for text in texts], self._batch)
+
+    def _batch(self, texts: list[str]) -> NDArray[np.float32]:
+        import torch
+
+        inputs = self.tokenizer(
+            [text.strip() for text in texts],
+            padding=True,
+            truncation=True,
+            max_length=self.max_tokens,
+            return_tensors="pt",
+        ).to(self._model.device)
+        with torch.inference_mode():
+            states = self._model(**inputs).last_hidden_state  # (N, T, dim)
+            pooled = _pool(states, inputs["attention_mask"], self._pooling)
+            unit = torch.nn.functional.normalize(pooled, dim=1)
+        return np.asarray(unit.cpu().numpy(), np.float32)
+
+
+def _pool(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
+    if pooling == "cls":
+        return states[:, 0]
+    weights = mask.unsqueeze(-1).to(states.dtype)
+    return (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+
+
+class LibraryEncoder:
+    """Whatever else sentence-transformers can run."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        self._model: Any = SentenceTransformer(str(path), device=device, local_files_only=True)
+        self.tokenizer: Any = self._model.tokenizer
+        length = self._model.max_seq_length
+        self.max_tokens: int | None = int(length) if length and length < 1e9 else None
+
+    def encode(self, texts: Sequence[str], prompt: str) -> NDArray[np.float32]:
+        def batch(some: list[str]) -> NDArray[np.float32]:
+            vectors = self._model.encode(
+                some, prompt=prompt, normalize_embeddings=True, show_progress_bar=False
+            )
+            return np.asarray(vectors, np.float32)
+
+        return _in_batches(list(texts), batch)
+
+
+def _in_batches(
+    texts: list[str], batch: Callable[[list[str]], NDArray[np.float32]]
+) -> NDArray[np.float32]:
+    """Run texts of like length together, so that little is padded, and return their rows in order."""
+    import torch
+
+    order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+    try:
+        parts = [
+            batch([texts[i] for i in order[start : start + _BATCH]])
+            for start in range(0, len(texts), _BATCH)
+        ]
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            "no memory is left for the embedder", "run it with --device cpu"
+        ) from error
+    rows = np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
+    result = np.empty_like(rows)
+    result[order] = rows
+    return result
+
+
+def read_json(file: Path) -> Any:
+    """Return the content of a configuration file, None when the model has none."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Load without progress bars and reports on stderr, and leave the settings as they were."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

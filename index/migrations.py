@@ -1,0 +1,126 @@
+"""The catalog's schema as an ordered list of steps, each applied once and never edited again."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import NamedTuple
+
+from epicrag.errors import DamagedError, MismatchError
+
+APPLICATION_ID = 0x65706963  # "epic", in the header of the file: other SQLite files are refused
+
+
+class Migration(NamedTuple):
+    name: str
+    script: str
+    """Statements, each ended by a semicolon; none within comments."""
+
+
+MIGRATIONS = (
+    Migration(
+        "0001_catalog",
+        """
+        -- `stamp` is new with every change: two catalogs that merely count alike differ in it.
+        CREATE TABLE state (
+            only INTEGER PRIMARY KEY CHECK (only = 1),
+            generation INTEGER NOT NULL,
+            stamp TEXT NOT NULL
+        );
+        INSERT INTO state VALUES (1, 0, hex(randomblob(16)));
+
+        CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+
+        -- A path is bytes: file names need not be UTF-8.
+        CREATE TABLE documents (
+            row INTEGER PRIMARY KEY AUTOINCREMENT,
+            path BLOB NOT NULL UNIQUE,
+            digest TEXT NOT NULL,
+            title TEXT,
+            media TEXT NOT NULL
+        );
+
+        CREATE TABLE chunks (
+            row INTEGER PRIMARY KEY AUTOINCREMENT,
+            document_row INTEGER NOT NULL REFERENCES documents (row) ON DELETE CASCADE,
+            ordinal INTEGER NOT NULL,
+            start INTEGER NOT NULL,
+            "end" INTEGER NOT NULL,
+            text TEXT NOT NULL,
+            title TEXT,
+            page INTEGER,
+            line_first INTEGER,
+            line_last INTEGER,
+            heading TEXT,
+            n_tokens INTEGER NOT NULL,
+            id TEXT NOT NULL,
+            UNIQUE (document_row, ordinal)
+        );
+        CREATE INDEX chunks_by_id ON chunks (id);
+
+        -- AUTOINCREMENT: an id that FAISS may still know is never given to another vector.
+        CREATE TABLE vectors (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            chunk_row INTEGER NOT NULL REFERENCES chunks (row) ON DELETE CASCADE,
+            "window" INTEGER NOT NULL,
+            data BLOB NOT NULL,
+            UNIQUE (chunk_row, "window")
+        );
+
+        CREATE TABLE kv (
+            chunk_row INTEGER PRIMARY KEY REFERENCES chunks (row) ON DELETE CASCADE,
+            key TEXT NOT NULL
+        );
+        """,
+    ),
+)
+
+
+def is_blank(connection: sqlite3.Connection) -> bool:
+    """Return whether nothing was ever created in this database: new, or killed at birth."""
+    return not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+
+
+def applied(connection: sqlite3.Connection) -> list[str]:
+    """Return the names of the steps this database has; DamagedError when it is not a catalog."""
+    if is_blank(connection):
+        return []
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise DamagedError("this SQLite file is not a catalog of epicrag")
+    return [name for (name,) in connection.execute("SELECT name FROM migrations ORDER BY step")]
+
+
+def is_current(connection: sqlite3.Connection) -> bool:
+    """Return whether no step is missing; MismatchError when there are steps we do not know."""
+    have, known = applied(connection), [migration.name for migration in MIGRATIONS]
+    if have[: len(known)] != known[: len(have)] or len(have) > len(known):
+        raise MismatchError(
+            f"the index was written by another version of epicrag: its schema is {have[-1]},"
+            f" this version knows {known[-1]}",
+            "update epicrag, or ingest into a new index with --index",
+        )
+    return len(have) == len(known)
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Apply the missing steps in one transaction: after a kill, all of them happened or none."""
+    if is_current(connection):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        done = len(
+            applied(connection)
+        )  # again, under the lock: another process may have been first
+        if not done:
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(
+                "CREATE TABLE migrations (step INTEGER PRIMARY KEY, name TEXT NOT NULL)"
+            )
+        for step, migration in list(enumerate(MIGRATIONS, start=1))[done:]:
+            for statement in migration.script.split(";"):
+                connection.execute(statement)
+            connection.execute("INSERT INTO migrations VALUES (?, ?)", (step, migration.name))
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

@@ -1,0 +1,168 @@
+"""Where a chunk's KV comes from: the pool, else the store on disk, else a compile now."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from epicrag.serving.compile import Recipe, compile_batch
+
+if TYPE_CHECKING:
+    from epicrag.index.kvstore import KVStore
+    from epicrag.kernels.ops import Rotary
+    from epicrag.serving.model import ServedModel
+    from epicrag.serving.pool import Pool, Run
+
+_log = logging.getLogger("epicrag")
+
+BATCH_TOKENS = 1024
+"""Tokens compiled in one forward pass: enough for wide products, little enough to stop quickly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What `ensure_stored` did for one recipe: its key, and how many tokens it computed (0: was there)."""
+
+    index: int
+    key: str
+    n_tokens: int
+
+
+class ChunkCache:
+    """Makes compiled chunks resident in the pool, and stored on disk.
+
+    Every chunk goes through the store's dtype, also when it was compiled this instant, so that an answer
+    does not depend on whether its chunks were warm.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        pool: Pool,
+        rotary: Rotary,
+        *,
+        profile: str,
+        system: tuple[int, ...],
+        store: KVStore | None,
+        store_dtype: torch.dtype,
+        meta: Mapping[str, str],
+    ) -> None:
+        self._model = model
+        self._pool = pool
+        self._rotary = rotary
+        self._system = system
+        self._store = store
+        self._store_dtype = store_dtype
+        self._meta = dict(meta)
+        self.profile = profile
+
+    def key(self, recipe: Recipe) -> str:
+        return recipe.key(self.profile)
+
+    @property
+    def own_keys(self) -> set[str]:
+        """Keys of entries that belong to the engine itself, not to any document."""
+        return {self.key(Recipe(self._system))}
+
+    def acquire(self, recipe: Recipe) -> tuple[tuple[Run, ...], int]:
+        """Pin a chunk in the pool. Returns its rows, and how many tokens had to be computed for it now."""
+        key = self.key(recipe)
+        computed = 0
+        if not self._pool.has(key):
+            pair = self._load(key, recipe)
+            if pair is None:
+                pair = self._compile([recipe])[0]
+                computed = len(recipe.ids)
+            self._pool.fill(key, *pair)
+        return self._pool.acquire(key), computed
+
+    def release(self, recipe: Recipe) -> None:
+        """Undo one `acquire`."""
+        self._pool.unpin(self.key(recipe))
+
+    def ensure_stored(self, recipes: Sequence[Recipe]) -> Iterator[Compiled]:
+        """Compile what the store lacks, in batches, storing each batch before it is reported."""
+        batch: list[tuple[int, Recipe]] = []
+        size = 0
+        known: set[str] = set()
+        for index, recipe in enumerate(recipes):
+            key = self.key(recipe)
+            if key in known or (self._store is not None and self._store.contains(key)):
+                yield Compiled(index, key, 0)
+                continue
+            known.add(key)
+            cost = self._cost(recipe)
+            if batch and size + cost > BATCH_TOKENS:
+                yield from self._flush(batch)
+                batch, size = [], 0
+            batch.append((index, recipe))
+            size += cost
+        yield from self._flush(batch)
+
+    def _flush(self, batch: Sequence[tuple[int, Recipe]]) -> Iterator[Compiled]:
+        if batch:
+            self._compile([recipe for _, recipe in batch])
+        for index, recipe in batch:
+            yield Compiled(index, self.key(recipe), len(recipe.ids))
+
+    def _cost(self, recipe: Recipe) -> int:
+        """Tokens a compile computes: those of the system unit are shared."""
+        behind = len(recipe.behind)
+        return len(recipe.ids) + (behind - len(self._system) if self._opens(recipe) else behind)
+
+    def _opens(self, recipe: Recipe) -> bool:
+        return recipe.behind[: len(self._system)] == self._system
+
+    def _load(self, key: str, recipe: Recipe) -> tuple[Tensor, Tensor] | None:
+        """Read an entry from the store; None when it is absent, damaged, or not of this length."""
+        if self._store is None:
+            return None
+        from epicrag.index.kvstore import Missing
+
+        found = self._store.get(key)
+        if isinstance(found, Missing):
+            if found.reason == "damaged":
+                _log.warning("damaged KV of a chunk: computing it again (%s)", found.detail)
+            return None
+        layers, groups, _, dim = self._pool.keys.shape
+        shape = (layers, groups, len(recipe.ids), dim)
+        if tuple(found.keys.shape) != shape or tuple(found.values.shape) != shape:
+            _log.warning("KV entry %s has a foreign shape: computing it again", key[:12])
+            self._store.delete(key)
+            return None
+        return found.keys, found.values
+
+    def _compile(self, recipes: Sequence[Recipe]) -> list[tuple[Tensor, Tensor]]:
+        """Compile and store; recipes that begin with the system unit share its exact KV."""
+        done: dict[int, tuple[Tensor, Tensor]] = {}
+        groups: dict[bool, list[int]] = {}
+        for index, recipe in enumerate(recipes):
+            groups.setdefault(self._opens(recipe), []).append(index)
+        for opens, indices in groups.items():
+            system = Recipe(self._system)
+            shared = None
+            if opens:
+                shared = (len(self._system), self.acquire(system)[0])
+            try:
+                chosen = [recipes[i] for i in indices]
+                pairs = compile_batch(self._model, self._pool, self._rotary, chosen, shared)
+            finally:
+                if opens:
+                    self.release(system)
+            for index, pair in zip(indices, pairs, strict=True):
+                done[index] = self._stored(recipes[index], *pair)
+        return [done[index] for index in range(len(recipes))]
+
+    def _stored(self, recipe: Recipe, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Cast to the store's dtype and write; a value float16 cannot hold goes as bfloat16."""
+        pair = keys.to(self._store_dtype), values.to(self._store_dtype)
+        if self._store_dtype == torch.float16 and not all(bool(x.isfinite().all()) for x in pair):
+            pair = keys.to(torch.bfloat16), values.to(torch.bfloat16)
+        if self._store is not None:
+            self._store.put(self.key(recipe), pair[0].cpu(), pair[1].cpu(), self._meta)
+        return pair

@@ -1,0 +1,559 @@
+"""The engine: one request's life, from units of text to streamed tokens and a receipt."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from epicrag import errors, types
+from epicrag.kernels import ops
+from epicrag.serving.cache import ChunkCache
+from epicrag.serving.compile import Frame, Recipe, check_mode
+from epicrag.serving.compose import Layout, compose, plan
+from epicrag.serving.link import Linked, stitch
+from epicrag.serving.model import LAYOUT_VERSION, RefusedModel, ServedModel
+from epicrag.serving.policies import Full, Policy
+from epicrag.serving.pool import Pool, Run
+from epicrag.serving.prefixes import Match, PrefixTree
+from epicrag.serving.prompt import ChatFormat, Piece, Prompt
+from epicrag.serving.sample import Sampler, Sampling, TextStream
+from epicrag.serving.tokenizer import UnitTokenizer
+
+if TYPE_CHECKING:
+    from epicrag.index.kvstore import KVStore
+
+_log = logging.getLogger("epicrag")
+
+DEFAULT_COMPILE = "prefix"
+DEFAULT_KV_BYTES = 2 << 30
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Milliseconds since it was made, and since the last lap."""
+
+    begun: float = 0.0
+    last: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.begun = self.last = time.perf_counter()
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        passed, self.last = now - self.last, now
+        return passed * 1000
+
+    def total(self) -> float:
+        return (time.perf_counter() - self.begun) * 1000
+
+
+class Stitched:
+    """A prompt in the pool with everything its receipt needs; a context manager that gives all back."""
+
+    def __init__(self, engine: Engine, prompt: Prompt, policy: Policy, mode: str, n_new: int) -> None:
+        self._engine = engine
+        self._pins: list[Recipe] = []
+        self._prefix = Match()
+        self._linked: Linked | None = None
+        watch = _Watch()
+        self.policy = policy
+        self.mode = mode
+        self.layout = engine.lay_out(prompt, n_new)
+        self.select_ms = watch.lap()
+        try:
+            self._open(prompt, n_new, watch)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, prompt: Prompt, n_new: int, watch: _Watch) -> None:
+        engine = self._engine
+        recipes = engine.recipes(self.layout, prompt, self.mode)
+        resident: dict[int, tuple[Run, ...]] = {}
+        exact: dict[int, bool] = {}
+        self.computed = 0
+        if self.policy.reuse == "chunks":
+            ids = self.layout.ids
+            for index, recipe in recipes.items():
+                resident[index], computed = engine.cache.acquire(recipe)
+                self._pins.append(recipe)
+                self.computed += computed
+                start = self.layout.segments[index].start
+                exact[index] = len(recipe.behind) == start and recipe.behind == ids[:start]
+        self.load_ms = watch.lap()
+        self.plan = plan(self.layout, self.policy, exact)
+        if self.policy.reuse == "prefix":
+            self._prefix = engine.prefixes.match(self.layout.ids)
+            self.plan = plan_prefix(self.layout, self._prefix.length)
+        self.select_ms += watch.lap()
+        self._linked = stitch(
+            engine.model, engine.pool, engine.rotary, self.layout, self.plan, resident, n_new
+        )
+        if self._prefix.length:
+            place = 0
+            for run in self._prefix.runs:
+                self._linked.shared.append(ops.Span(run.start, run.start, run.length, 0, place))
+                place += run.length
+        self.stitch_ms = watch.lap()
+
+    @property
+    def linked(self) -> Linked:
+        assert self._linked is not None
+        return self._linked
+
+    def keep_prefix(self) -> None:
+        """Hand the prompt's own rows to the tree of exact prefixes, for later prompts."""
+        linked = self.linked
+        runs, linked.runs = linked.runs, ()
+        self._engine.prefixes.keep(self.layout.ids, self._prefix, runs)
+        self._prefix = Match()
+
+    def close(self) -> None:
+        """Release pages and pins. Safe to call again."""
+        if self._linked is not None:
+            self._linked.close()
+        pins, self._pins = self._pins, []
+        for recipe in pins:
+            self._engine.cache.release(recipe)
+        prefix, self._prefix = self._prefix, Match()
+        self._engine.prefixes.release(prefix)
+
+    def __enter__(self) -> Stitched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def plan_prefix(layout: Layout, length: int) -> Any:
+    """The plan of a prompt whose first `length` tokens are reused exactly and the rest computed."""
+    whole = plan(layout, Full(), {})
+    context = sum(s.length for s in layout.segments if s.unit.kind in ("system", "chunk"))
+    exact = sum(
+        max(0, min(s.end, length) - s.start)
+        for s in layout.segments
+        if s.unit.kind in ("system", "chunk")
+    )
+    return replace(
+        whole, positions=whole.positions[length:], exact=exact, recomputed=context - exact
+    )
+
+
+class Generation:
+    """An answer being written: iterate over its text deltas; then read `receipt`, `usage` and the rest.
+
+    `close` cancels: pages and pins are given back at once. Leaving a `with` block closes.
+    """
+
+    def __init__(self, deltas: Iterator[str], state: _State) -> None:
+        self._deltas = deltas
+        self._state = state
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        delta = next(self._deltas)
+        self._state.text += delta
+        return delta
+
+    def close(self) -> None:
+        closing = getattr(self._deltas, "close", None)
+        if closing:
+            closing()
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return self._state.text
+
+    @property
+    def finish_reason(self) -> str:
+        """"stop" (an end token or a stop string) or "length" (max_tokens, or the window was full)."""
+        return self._state.finish_reason
+
+    @property
+    def receipt(self) -> types.Receipt:
+        """What it cost; complete once the iteration is over."""
+        assert self._state.receipt is not None, "the receipt comes with the first token"
+        return self._state.receipt
+
+    @property
+    def usage(self) -> types.Usage:
+        return types.Usage(self._state.prompt_tokens, self._state.completion_tokens)
+
+    @property
+    def pieces_used(self) -> int:
+        """How many of the prompt's pieces went in; the others did not fit the window."""
+        return self._state.pieces_used
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The generated ids so far, end token included."""
+        return tuple(self._state.token_ids)
+
+
+@dataclass(slots=True)
+class _State:
+    text: str = ""
+    finish_reason: str = "length"
+    receipt: types.Receipt | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    pieces_used: int = 0
+    token_ids: list[int] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        self.token_ids = []
+
+
+class Engine:
+    """A model with its pool, its chunk cache and its own attention.
+
+    One request runs at a time; a second waits for its turn. `refusal` says why reuse is off for this model,
+    and is None when it is on.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        tokenizer: UnitTokenizer,
+        chat: ChatFormat,
+        *,
+        name: str,
+        store: KVStore | None = None,
+        compile_mode: str = DEFAULT_COMPILE,
+        kv_memory_bytes: int = DEFAULT_KV_BYTES,
+        kv_dtype: torch.dtype | None = None,
+        namespace: str = "default",
+        self_check: bool = True,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.tokenizer = tokenizer
+        self.chat = chat
+        self.compile_mode = check_mode(compile_mode)
+        self.refusal: str | None = None
+        self._turn = threading.Lock()
+        bos = tokenizer.template_ids(chat.bos) if chat.bos else ()
+        self.frame = Frame.of(chat, bos[0] if bos else None)
+        kv_dtype = kv_dtype or _store_dtype(model.dtype)
+        try:
+            self._open(store, kv_memory_bytes, kv_dtype, namespace)
+            if self_check:
+                from epicrag.serving.selfcheck import check
+
+                check(self)
+        except RefusedModel as refused:
+            self.refusal = f"no reuse for {name}: {refused}"
+            _log.warning("%s; answers are computed by full prefill", self.refusal)
+
+    def _open(
+        self, store: KVStore | None, budget: int, kv_dtype: torch.dtype, namespace: str
+    ) -> None:
+        """Read the model's geometry and rotation, and make pool and caches. RefusedModel if it cannot be."""
+        model = self.model
+        geometry = model.geometry()
+        self.rotary = model.rotary()
+        self.pool = Pool(
+            layers=geometry.layers,
+            groups=geometry.groups,
+            head_dim=geometry.head_dim,
+            budget_bytes=budget,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        frequencies = hashlib.sha256(self.rotary.inv_freq.cpu().numpy().tobytes()).hexdigest()
+        parts = {
+            "model": model.fingerprint,
+            "tokenizer": self.tokenizer.fingerprint,
+            "dtype": str(model.dtype),
+            "kv_dtype": str(kv_dtype),
+            "rope": f"{self.rotary.dim}:{self.rotary.interleaved}:{frequencies}",
+            "layout": str(LAYOUT_VERSION),
+            "namespace": namespace,
+        }
+        profile = hashlib.sha256("|".join(f"{k}={v}" for k, v in parts.items()).encode()).hexdigest()
+        self.cache = ChunkCache(
+            model,
+            self.pool,
+            self.rotary,
+            profile=profile,
+            system=self.frame.system,
+            store=store,
+            store_dtype=kv_dtype,
+            meta={"epicrag": "kv", **parts},
+        )
+        self.prefixes = PrefixTree(self.pool)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        *,
+        name: str,
+        store: KVStore | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        compile_mode: str = DEFAULT_COMPILE,
+        kv_memory_bytes: int = DEFAULT_KV_BYTES,
+        kv_dtype: str | None = None,
+        namespace: str = "default",
+        cache_folder: Path | None = None,
+        self_check: bool = True,
+    ) -> Engine:
+        """Load a model folder. Raises UsageError for a bad folder or flag, DeviceError for device or memory."""
+        check_mode(compile_mode)
+        tokenizer = UnitTokenizer.load(path)
+        model = ServedModel.load(path, device=device, dtype=dtype, cache_folder=cache_folder)
+        return cls(
+            model,
+            tokenizer,
+            ChatFormat.load(path, tokenizer),
+            name=name,
+            store=store,
+            compile_mode=compile_mode,
+            kv_memory_bytes=kv_memory_bytes,
+            kv_dtype=getattr(torch, kv_dtype) if kv_dtype else None,
+            namespace=namespace,
+            self_check=self_check,
+        )
+
+    # --- facts -----------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> str:
+        return self.model.fingerprint
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        return self.tokenizer.fingerprint
+
+    @property
+    def context_window(self) -> int:
+        return self.model.context_window
+
+    @property
+    def device(self) -> str:
+        return str(self.model.device)
+
+    @property
+    def dtype(self) -> str:
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def profile(self) -> str:
+        """Equal profiles give equal KV keys to equal chunks: model, dtypes, RoPE, mode and its fixed text."""
+        if self.refusal:
+            return f"refused:{self.model.fingerprint}"
+        frame = (self.frame.system, self.frame.labels, self.frame.sinks)
+        text = f"{self.cache.profile}|{self.compile_mode}|{frame}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def own_keys(self) -> set[str]:
+        """KV keys of entries that belong to no document and must be kept."""
+        return set() if self.refusal else self.cache.own_keys
+
+    # --- chunks ----------------------------------------------------------------------------------
+
+    def recipe_of(self, piece: Piece, mode: str | None = None) -> Recipe:
+        before = self.tokenizer.ids(piece.before) if piece.before else None
+        return self.frame.recipe(self.tokenizer.ids(piece.text), mode or self.compile_mode, before)
+
+    def key_of(self, piece: Piece, mode: str | None = None) -> str:
+        """KV key of a chunk in the engine's compile mode, or in another."""
+        return self.cache.key(self.recipe_of(piece, mode))
+
+    def compile(
+        self, pieces: Sequence[Piece], mode: str | None = None
+    ) -> Iterator[tuple[int, str, int]]:
+        """Store the KV of chunks: yields (index, key, tokens computed; 0 when it was there), lazily.
+
+        Each is on disk before it is yielded, so a stop at any moment loses at most one batch. Yields
+        nothing for a model that reuse is refused for.
+        """
+        if self.refusal:
+            return
+        recipes = [self.recipe_of(piece, mode) for piece in pieces]
+        done = self.cache.ensure_stored([Recipe(self.frame.system), *recipes])
+        while True:
+            with self._turn:
+                item = next(done, None)
+            if item is None:
+                return
+            if item.index:
+                yield item.index - 1, item.key, item.n_tokens
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def lay_out(self, prompt: Prompt, n_new: int) -> Layout:
+        """Place a prompt's units, dropping chunks that do not fit before `n_new` generated tokens."""
+        layout = compose(self.chat.units(prompt), self.context_window - n_new)
+        if layout.n_tokens + n_new > self.context_window:
+            raise errors.UsageError(
+                f"the question alone needs {layout.n_tokens} tokens and {n_new} for the answer; "
+                f"the window of {self.name} is {self.context_window}",
+                "ask a shorter question, or lower --max-tokens",
+            )
+        return layout
+
+    def recipes(self, layout: Layout, prompt: Prompt, mode: str) -> dict[int, Recipe]:
+        """The recipe of each segment that can be reused, by its index."""
+        out = {}
+        for index, segment in enumerate(layout.segments):
+            if segment.unit.kind == "chunk":
+                out[index] = self.recipe_of(prompt.pieces[segment.unit.piece], mode)
+            elif segment.cacheable:
+                out[index] = Recipe(segment.unit.ids)
+        return out
+
+    def stitched(
+        self, prompt: Prompt, policy: Policy, *, mode: str | None = None, n_new: int = 1
+    ) -> Stitched:
+        """Put a prompt into the pool under a policy, with room for `n_new` tokens. For benches and tests:
+        `generate` is this with sampling around it."""
+        return Stitched(self, prompt, policy, policy.compile_mode or mode or self.compile_mode, n_new)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        policy: Policy,
+        sampling: Sampling | None = None,
+        mode: str | None = None,
+    ) -> Generation:
+        """Answer a prompt. Nothing runs until the first delta is asked for.
+
+        Raises UsageError when the question does not fit the window, DeviceError when KV memory runs out.
+        """
+        sampling = sampling or Sampling()
+        state = _State()
+        chosen = check_mode(policy.compile_mode or mode or self.compile_mode)
+        run = self._run_plain if self.refusal else self._run
+        return Generation(run(prompt, policy, sampling, chosen, state), state)
+
+    def _run(
+        self, prompt: Prompt, policy: Policy, sampling: Sampling, mode: str, state: _State
+    ) -> Iterator[str]:
+        with self._turn:
+            watch = _Watch()
+            with Stitched(self, prompt, policy, mode, sampling.max_tokens) as stitched:
+                start = watch.total()
+                logits = stitched.linked.link()
+                state.prompt_tokens = stitched.layout.n_tokens
+                state.pieces_used = len(prompt.pieces) - stitched.layout.dropped
+                steps = self._steps(stitched.linked, logits[0], sampling, state)
+                first = next(steps, "")
+                now = watch.total()
+                ms = types.Timings(
+                    load=stitched.load_ms,
+                    stitch=stitched.stitch_ms,
+                    select=stitched.select_ms,
+                    link=now - start,
+                    first_token=now,
+                    total=now,
+                )
+                state.receipt = self._receipt(stitched, ms)
+                yield first
+                yield from steps
+                if policy.reuse == "prefix":
+                    stitched.keep_prefix()
+                state.receipt = replace(state.receipt, ms=replace(ms, total=watch.total()))
+
+    def _steps(
+        self, linked: Linked, logits: Tensor, sampling: Sampling, state: _State
+    ) -> Iterator[str]:
+        """Choose, show and append tokens until an end; the first yield comes with the first token."""
+        sampler = Sampler(sampling)
+        stream = TextStream(self.tokenizer, sampling.stop)
+        while True:
+            token = sampler(logits)
+            state.token_ids.append(token)
+            state.completion_tokens += 1
+            if token in self.model.eos_ids:
+                state.finish_reason = "stop"
+                break
+            text = stream.push(token)
+            if stream.stopped:
+                state.finish_reason = "stop"
+                yield text
+                return
+            yield text
+            if state.completion_tokens >= sampling.max_tokens:
+                break
+            logits = linked.step([token])[0]
+        yield stream.end()
+
+    def _receipt(self, stitched: Stitched, ms: types.Timings) -> types.Receipt:
+        """Say what was reused. Chunks compiled in this request count as recomputed: nothing was saved."""
+        cost = stitched.plan
+        exact, moved = cost.exact, cost.stitched
+        late = min(stitched.computed, exact + moved)
+        from_stitched = min(late, moved)
+        return types.Receipt(
+            policy=stitched.policy.name,
+            compile=stitched.mode,
+            context_tokens=cost.exact + cost.stitched + cost.recomputed,
+            exact=exact - (late - from_stitched),
+            stitched=moved - from_stitched,
+            recomputed=cost.recomputed + late,
+            fresh=cost.fresh,
+            dropped_chunks=stitched.layout.dropped,
+            fallback=f"{late} tokens were compiled during the request" if late else None,
+            ms=ms,
+        )
+
+    def _run_plain(
+        self, prompt: Prompt, policy: Policy, sampling: Sampling, mode: str, state: _State
+    ) -> Iterator[str]:
+        """Full prefill by transformers alone: what a model gets that reuse is refused for."""
+        from epicrag.serving.plain import PlainLinked
+
+        with self._turn:
+            watch = _Watch()
+            layout = self.lay_out(prompt, sampling.max_tokens)
+            cost = plan(layout, Full(), {})
+            select = watch.lap()
+            linked = PlainLinked(self.model)
+            logits = linked.step(layout.ids)
+            state.prompt_tokens = layout.n_tokens
+            state.pieces_used = len(prompt.pieces) - layout.dropped
+            steps = self._steps(linked, logits[-1], sampling, state)  # type: ignore[arg-type]
+            first = next(steps, "")
+            now = watch.total()
+            ms = types.Timings(select=select, link=now - select, first_token=now, total=now)
+            state.receipt = types.Receipt(
+                policy="full",
+                compile=mode,
+                context_tokens=cost.recomputed,
+                exact=0,
+                stitched=0,
+                recomputed=cost.recomputed,
+                fresh=cost.fresh,
+                dropped_chunks=layout.dropped,
+                fallback=self.refusal,
+                ms=ms,
+            )
+            yield first
+            yield from steps
+            state.receipt = replace(state.receipt, ms=replace(ms, total=watch.total()))
+
+
+def _store_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Sixteen bits on disk: the mantissa of float16 for float32 models, the model's own otherwise."""
+    return torch.float16 if dtype in (torch.float32, torch.float64) else dtype

@@ -1,0 +1,55 @@
+"""What a model is, as a digest: its configuration and every byte of its weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+_SETTINGS = ("config.json", "generation_config.json")
+
+
+def file_digest(path: Path, cache: Path | None = None) -> str:
+    """SHA-256 of a file in hex. `cache` is a JSON file that remembers digests by path, size and time."""
+    stat = path.stat()
+    name = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+    known = _read(cache)
+    if name in known:
+        return known[name]
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if cache is not None:
+        _write(cache, {**_read(cache), name: digest})
+    return digest
+
+
+def model_fingerprint(folder: Path, cache_folder: Path | None = None) -> str:
+    """Digest of config and weights of a transformers model folder: equal means the same KV."""
+    cache = cache_folder / "digests.json" if cache_folder else None
+    total = hashlib.sha256()
+    for name in _SETTINGS:
+        if (folder / name).is_file():
+            spec = json.loads((folder / name).read_text(encoding="utf-8"))
+            spec.pop("transformers_version", None)
+            spec.pop("_name_or_path", None)
+            total.update(json.dumps(spec, sort_keys=True).encode())
+    for weights in sorted(folder.glob("*.safetensors")):
+        total.update(f"{weights.name}:{file_digest(weights, cache)}".encode())
+    return total.hexdigest()
+
+
+def _read(cache: Path | None) -> dict[str, str]:
+    """The remembered digests; a damaged file is no more than a forgotten one."""
+    try:
+        known = json.loads(cache.read_text(encoding="utf-8")) if cache else {}
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _write(cache: Path, known: dict[str, str]) -> None:
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    temporary = cache.with_name(f"{cache.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(known, indent=0), encoding="utf-8")
+    temporary.replace(cache)

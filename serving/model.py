@@ -1,0 +1,276 @@
+"""A causal language model of transformers, run over flat batches with our own attention.
+
+The modeling code is transformers' own. Geometry, rotary embedding and dtype are read off the loaded model,
+and what reuse cannot be right for is refused here with the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epicrag.errors import DeviceError, UsageError
+from epicrag.kernels import ops
+from epicrag.serving import attention
+from epicrag.serving.fingerprint import model_fingerprint
+
+LAYOUT_VERSION = 1
+"""Of the KV entries: keys and values (L, G, T, D), keys rotated to local positions 0, 1, 2 …"""
+
+_FIXED_ROPE = ("default", "linear", "llama3", "yarn")
+"""RoPE types whose frequencies do not depend on the length of the prompt."""
+
+
+class RefusedModel(Exception):
+    """Reuse would not be right for this model; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    layers: int
+    heads: int
+    groups: int
+    head_dim: int
+
+
+class ServedModel:
+    """The loaded weights, and one call: `forward`."""
+
+    def __init__(self, module: Any, fingerprint: str, context_window: int) -> None:
+        self.module = module
+        self.fingerprint = fingerprint
+        self.context_window = context_window
+        parameter = next(module.parameters())
+        self.device: torch.device = parameter.device
+        self.dtype: torch.dtype = parameter.dtype
+        self.eos_ids = _eos_ids(module)
+
+    @classmethod
+    def load(
+        cls, folder: Path, *, device: str = "auto", dtype: str = "auto", cache_folder: Path | None = None
+    ) -> ServedModel:
+        """Load a model folder. DeviceError for a missing device or memory, UsageError for a bad folder."""
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        if not (folder / "config.json").is_file():
+            raise UsageError(
+                f"{folder} is no model folder: it has no config.json",
+                "name a model of `epicrag models list`, or a folder saved by transformers",
+            )
+        attention.register()
+        where = _device(device)
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        kind = _dtype(dtype, where, folder)
+        try:
+            module = AutoModelForCausalLM.from_pretrained(
+                str(folder),
+                dtype=kind,
+                attn_implementation="sdpa",
+                local_files_only=True,
+                use_safetensors=True,
+            )
+            module = module.to(where).eval()
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise DeviceError(
+                f"{folder.name} does not fit into the memory of {where}", "use a smaller model (--model)"
+            ) from error
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(
+                f"{folder} cannot be loaded as a causal language model: {error}",
+                "name a model of `epicrag models list`, or a folder saved by transformers",
+            ) from error
+        return cls(module, model_fingerprint(folder, cache_folder), _window(config))
+
+    @property
+    def config(self) -> Any:
+        return self.module.config
+
+    def geometry(self) -> Geometry:
+        """Read L, H, G and D off the configuration. RefusedModel where the layers are not all alike."""
+        config = self.config.get_text_config()
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        groups = getattr(config, "num_key_value_heads", None) or heads
+        return Geometry(config.num_hidden_layers, heads, groups, head_dim)
+
+    @torch.inference_mode()
+    def forward(
+        self, ids: Sequence[int], positions: Tensor, batch: attention.Batch, rows: Sequence[int]
+    ) -> Tensor:
+        """Run the flat batch once. ids, positions: (T,); returns the logits of `rows`, (len(rows), V)."""
+        with self._attention(attention.NAME):
+            out = self.module(
+                input_ids=torch.tensor([list(ids)], device=self.device),
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=torch.tensor(list(rows), device=self.device),
+                **{attention.NAME: batch},
+            )
+        logits: Tensor = out.logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def plain_logits(self, ids: Sequence[int], rows: Sequence[int]) -> Tensor:
+        """Logits by transformers' own attention, nothing of ours: the reference of the self-check."""
+        out = self.module(
+            input_ids=torch.tensor([list(ids)], device=self.device),
+            use_cache=False,
+            logits_to_keep=torch.tensor(list(rows), device=self.device),
+        )
+        logits: Tensor = out.logits[0]
+        return logits
+
+    def _attention(self, name: str) -> _Switched:
+        return _Switched(self.config, name)
+
+    def rotary(self) -> ops.Rotary:
+        """Find how this model turns its keys, from its own frequencies, and prove it on its own keys.
+
+        The pairing of dimensions is not assumed: the first layer's key of one token is captured at two
+        positions, and the pairing that carries one to the other is the model's. RefusedModel otherwise.
+        """
+        modules = [m for m in self.module.modules() if hasattr(m, "inv_freq")]
+        if not modules:
+            raise RefusedModel("it has no rotary position embedding (inv_freq) to relocate keys with")
+        frequencies = [m.inv_freq.detach().float() for m in modules]
+        if any(f.shape != frequencies[0].shape or not f.equal(frequencies[0]) for f in frequencies):
+            raise RefusedModel("its layers use different rotary frequencies")
+        kinds = {str(getattr(m, "rope_type", "default")) for m in modules}
+        if not kinds <= set(_FIXED_ROPE):
+            raise RefusedModel(f"its rotary frequencies depend on the prompt's length ({', '.join(kinds)})")
+        dim = 2 * frequencies[0].numel()
+        for interleaved in (False, True):
+            rotary = ops.Rotary(frequencies[0], dim, interleaved)
+            if dim <= self.geometry().head_dim and self._carries(rotary):
+                return rotary
+        raise RefusedModel("no rotation by its own frequencies carries a key from one position to another")
+
+    def layer0_keys(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """The first layer's keys, as the model itself turns them, (G, T, D) in float32."""
+        probe = _Capture()
+        self.forward(ids, torch.tensor(list(positions), device=self.device), probe, [0])
+        return probe.keys.float()
+
+    def _carries(self, rotary: ops.Rotary) -> bool:
+        """True if rotating layer 0's keys from position 0 gives its keys at positions 7 and 301."""
+        key = self.layer0_keys([5, 5, 5], [0, 7, 301])
+        for row, delta in ((1, 7), (2, 301)):
+            error = (ops.rotate(key[:, 0], delta, rotary) - key[:, row]).abs().max()
+            if error > (1e-3 if self.dtype == torch.float32 else 5e-2) * key.abs().max():
+                return False
+        return True
+
+
+class _Capture:
+    """A batch that records the first layer's keys; its output is never used."""
+
+    def __init__(self) -> None:
+        self.keys = torch.empty(0)
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float
+    ) -> Tensor:
+        if layer == 0:
+            self.keys = keys.clone()
+        return queries.transpose(0, 1)
+
+
+class _Switched:
+    """The model's attention implementation, changed for one call: its own the rest of the time."""
+
+    def __init__(self, config: Any, name: str) -> None:
+        self._config = config
+        self._name = name
+        self._before = ""
+
+    def __enter__(self) -> None:
+        self._before = self._config._attn_implementation
+        self._config._attn_implementation = self._name
+
+    def __exit__(self, *_: object) -> None:
+        self._config._attn_implementation = self._before
+
+
+def _eos_ids(module: Any) -> frozenset[int]:
+    """Every token that ends an answer, from the generation settings and the configuration."""
+    found: set[int] = set()
+    for settings in (module.generation_config, module.config):
+        eos = getattr(settings, "eos_token_id", None)
+        found.update([eos] if isinstance(eos, int) else eos or [])
+    return frozenset(found)
+
+
+def _window(config: Any) -> int:
+    """Longest prompt with answer that the engine serves, in tokens.
+
+    Where all layers slide, a prompt no longer than the sliding window is attended to in full, so the window
+    is the limit: inside it the engine's rule of the mask is the model's.
+    """
+    text = config.get_text_config()
+    window = int(getattr(text, "max_position_embeddings", None) or 2048)
+    sliding = getattr(text, "sliding_window", None)
+    if sliding and getattr(text, "use_sliding_window", True):
+        window = min(window, int(sliding))
+    return window
+
+
+def _device(name: str) -> torch.device:
+    """Resolve `auto`, `cpu`, `cuda`, `cuda:1`. DeviceError when it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"unknown device {name!r}", "use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"the engine does not run on {name!r}", "use auto, cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(
+            f"device {name} is not there: {torch.cuda.device_count()} CUDA devices found",
+            "use --device cpu",
+        )
+    return device
+
+
+def _dtype(name: str, device: torch.device, folder: Path) -> torch.dtype:
+    """Resolve a dtype; `auto` measures on the device at hand, and looks whether float32 fits."""
+    named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name in named:
+        return named[name]
+    if name != "auto":
+        raise UsageError(f"unknown dtype {name!r}", f"use auto, {', '.join(named)}")
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    if _weights_bytes(folder) * 2 > _available_bytes() // 2 or _bfloat16_is_faster():
+        return torch.bfloat16
+    return torch.float32
+
+
+def _weights_bytes(folder: Path) -> int:
+    """Size of the weights on disk, which are 16-bit as a rule: twice that in float32."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _available_bytes() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def _bfloat16_is_faster() -> bool:
+    """Time one wide product in both dtypes: without bfloat16 units it is several times slower."""
+    times = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        left, right = torch.randn(128, 512).to(dtype), torch.randn(512, 1024).to(dtype)
+        torch.mm(left, right)
+        start = time.perf_counter()
+        for _ in range(2):
+            torch.mm(left, right)
+        times[dtype] = time.perf_counter() - start
+    return times[torch.bfloat16] < 0.8 * times[torch.float32]

@@ -1,0 +1,133 @@
+"""A question, its chunks and the chat template, as units of token ids in prompt order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from epicrag.serving.tokenizer import UnitTokenizer
+
+DEFAULT_SYSTEM = (
+    "You answer questions from the given documents. Use only what they say, answer briefly, "
+    "and name the document of each fact by its number, like [1]."
+)
+"""The neutral system prompt: what chunks are compiled behind, and what is used unless another is given."""
+
+UnitKind = Literal["system", "label", "chunk", "history", "question"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A chunk as the engine sees it: its text, and the text of the passage before it in its document."""
+
+    text: str
+    before: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    role: Literal["user", "assistant"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What one request asks. `labels` puts a fresh "[n] " before each chunk, outside its cached text."""
+
+    question: str
+    pieces: tuple[Piece, ...] = ()
+    system: str = DEFAULT_SYSTEM
+    history: tuple[Turn, ...] = ()
+    labels: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Ids that were tokenised alone. `piece` is the index of the chunk in the prompt, -1 for the rest."""
+
+    kind: UnitKind
+    ids: tuple[int, ...]
+    piece: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """The chat template's own text, found by rendering it around sentinels.
+
+    `frame(roles)` returns one string more than there are messages: what stands before, between and after
+    their contents, generation prompt included.
+    """
+
+    tokenizer: UnitTokenizer
+    renderer: Any = field(repr=False)
+    """An object with transformers' `apply_chat_template` and `chat_template`, or None."""
+    bos: str = ""
+
+    @classmethod
+    def load(cls, folder: Path, tokenizer: UnitTokenizer) -> ChatFormat:
+        """Read the template of a model folder; a model without one gets plain paragraphs."""
+        from transformers import AutoTokenizer
+
+        renderer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        begins = renderer.bos_token or ""
+        if begins and renderer.bos_token_id not in renderer("a").input_ids[:1]:
+            begins = ""
+        return cls(tokenizer, renderer if renderer.chat_template else None, begins)
+
+    def frame(self, roles: Sequence[str]) -> list[str] | None:
+        """The template's pieces around these roles; None when it cannot take them as they are."""
+        if self.renderer is None:
+            return None
+        marks = [f"\x02{index}\x03" for index in range(len(roles))]
+        messages = [{"role": r, "content": m} for r, m in zip(roles, marks, strict=True)]
+        try:
+            text = self.renderer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except Exception:  # the template's own refusal: jinja errors of any kind, e.g. no system role
+            return None
+        pieces = []
+        for mark in marks:
+            before, found, text = text.partition(mark)
+            if not found:
+                return None
+            pieces.append(before)
+        return [*pieces, text]
+
+    def units(self, prompt: Prompt) -> list[Unit]:
+        """Lay a prompt out: system, history, label and chunk by turns, question. Every unit stands alone."""
+        plain, control = self.tokenizer.ids, self.tokenizer.template_ids
+        opening = "Documents:" if prompt.pieces else ""
+        turns = [turn.role for turn in prompt.history]
+        frame = self.frame(["system", *turns, "user"])
+        merged = frame is None  # no system role: it opens the first user message instead
+        if frame is None:
+            frame = self.frame([*turns, "user"])
+            frame = ["", *frame] if frame else None
+        if frame is None:
+            frame = [self.bos, *["\n\n"] * (len(turns) + 1), "\n\nAnswer:"]
+            merged = False
+        if merged:
+            frame[0], frame[1] = frame[1], "\n\n"
+        system = [*control(frame[0]), *plain(prompt.system)]
+        units: list[Unit] = []
+        if turns:
+            units.append(Unit("system", tuple(system)))
+            for turn, before in zip(prompt.history, frame[1:], strict=False):
+                units.append(Unit("history", (*control(before), *plain(turn.text))))
+            units.append(Unit("history", (*control(frame[-2]), *plain(opening))))
+        else:
+            units.append(Unit("system", (*system, *control(frame[1]), *plain(opening))))
+        for index, piece in enumerate(prompt.pieces):
+            units.append(Unit("label", plain(self.label(index, prompt.labels)), index))
+            units.append(Unit("chunk", plain(piece.text), index))
+        question = f"\n\nQuestion: {prompt.question}" if prompt.pieces else prompt.question
+        units.append(Unit("question", (*plain(question), *control(frame[-1]))))
+        return [unit for unit in units if unit.ids]
+
+    @staticmethod
+    def label(index: int, numbered: bool = True) -> str:
+        """The fresh text before chunk `index` (from 0)."""
+        return f"\n\n[{index + 1}] " if numbered else "\n\n"

@@ -1,0 +1,119 @@
+"""Text to token ids, unit by unit, so that no document text can ever become a control token."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from epicrag.errors import UsageError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_WINDOW = 16_384
+"""Characters tokenised at once: some tokenizers take quadratic time on one very long word."""
+
+
+class UnitTokenizer:
+    """A model's tokenizer, in two voices: `ids` for text of documents and people, `template_ids` for the
+    chat template's own text, where control tokens are meant.
+
+    Loads without torch and without the model's weights.
+    """
+
+    def __init__(self, full: Tokenizer, plain: Tokenizer, special: dict[str, int], digest: str) -> None:
+        self._full = full
+        self._plain = plain
+        self._special = special
+        self.fingerprint = digest
+
+    @classmethod
+    def load(cls, folder: Path) -> UnitTokenizer:
+        """Read `tokenizer.json` of a model folder. UsageError when the model has no fast tokenizer."""
+        from tokenizers import Tokenizer
+
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise UsageError(
+                f"{folder} has no tokenizer.json",
+                "save the model's fast tokenizer there (AutoTokenizer(...).save_pretrained)",
+            )
+        text = file.read_text(encoding="utf-8")
+        spec: dict[str, Any] = json.loads(text)
+        added = spec.get("added_tokens", [])
+        # Runs of blanks are vocabulary, not control: some models keep them among the added tokens.
+        control = {a["content"]: a["id"] for a in added if a["special"] or a["content"].strip()}
+        spec["added_tokens"] = [a for a in added if a["content"] not in control]
+        spec["post_processor"] = None
+        plain = Tokenizer.from_str(json.dumps(spec))
+        return cls(
+            Tokenizer.from_str(text), plain, control, hashlib.sha256(text.encode()).hexdigest()
+        )
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Every id that text must never yield."""
+        return frozenset(self._special.values())
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """Token ids of plain text, tokenised alone, never a control token."""
+        out: list[int] = []
+        for piece in _windows(text):
+            ids = self._plain.encode(piece, add_special_tokens=False).ids
+            if not self.special_ids.isdisjoint(ids):
+                ids = self._apart(piece)
+            out.extend(ids)
+        return tuple(out)
+
+    def template_ids(self, text: str) -> tuple[int, ...]:
+        """Token ids of the chat template's own text: control tokens are parsed, none are added."""
+        return tuple(self._full.encode(text, add_special_tokens=False).ids)
+
+    def count(self, text: str) -> int:
+        """Number of tokens of plain text."""
+        return len(self.ids(text))
+
+    def ends(self, text: str) -> Sequence[int]:
+        """Character end offset of each token of plain text, non-decreasing, the last being its length."""
+        out: list[int] = []
+        base = 0
+        for piece in _windows(text):
+            for _, end in self._plain.encode(piece, add_special_tokens=False).offsets:
+                out.append(max(base + end, out[-1] if out else 0))
+            base += len(piece)
+        if out:
+            out[-1] = len(text)
+        return out
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of generated ids, without control tokens."""
+        return str(self._full.decode(list(ids), skip_special_tokens=True))
+
+    def _apart(self, text: str) -> list[int]:
+        """Encode a text whose vocabulary spells out a control token, by cutting every occurrence in two."""
+        cuts = {0, len(text)}
+        for content in self._special:
+            start = text.find(content)
+            while start >= 0:
+                cuts.add(start + max(1, len(content) // 2))
+                start = text.find(content, start + 1)
+        edges = sorted(cuts)
+        ids: list[int] = []
+        for low, high in zip(edges, edges[1:], strict=False):
+            ids.extend(self._plain.encode(text[low:high], add_special_tokens=False).ids)
+        # What is left are ids that single characters map to; a model without them reads less, safely.
+        return [token for token in ids if token not in self.special_ids]
+
+
+def _windows(text: str) -> list[str]:
+    """Cut long text at line or word ends, deterministically."""
+    pieces = []
+    while len(text) > _WINDOW:
+        cut = max(text.rfind("\n", 0, _WINDOW), text.rfind(" ", 0, _WINDOW))
+        cut = cut if cut > 0 else _WINDOW
+        pieces.append(text[:cut])
+        text = text[cut:]
+    return [*pieces, text] if text else pieces
