@@ -157,11 +157,16 @@ def answer_json(answer: Answer, notes: list[str]) -> dict[str, object]:
         "answered": answer.answered,
         "grounded": is_grounded(answer),
         "sources": [asdict(source) for source in answer.sources],
-        "receipt": asdict(answer.receipt) if answer.receipt else None,
+        "receipt": receipt_json(answer.receipt) if answer.receipt else None,
         "usage": asdict(answer.usage),
         "model": answer.model,
         "notes": notes,
     }
+
+
+def receipt_json(receipt: Receipt) -> dict[str, object]:
+    values = asdict(receipt)
+    return {**values, "ms": {stage: round(ms, 3) for stage, ms in values["ms"].items()}}
 
 
 def receipt_line(receipt: Receipt) -> str:

@@ -67,7 +67,7 @@ class Common:
         """Open the index that these flags, and those of the verb, point to."""
         from epicrag.pipeline import Pipeline
 
-        return Pipeline.open(self.load(**more), create=create)
+        return Pipeline.open(self.load(**more), create=create, say=self.output.note)
 
 
 def verb(app: typer.Typer, name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:

@@ -11,9 +11,8 @@ import typer
 
 from epicrag.cli.common import Common
 from epicrag.cli.output import Output, duration, size
-from epicrag.cli.progress import file_line, reporter
+from epicrag.cli.progress import reporter
 from epicrag.errors import PartialIngestError
-from epicrag.types import FileReport
 
 if TYPE_CHECKING:
     from epicrag.pipeline import IngestResult, Pipeline
@@ -73,20 +72,12 @@ def _run(
 
 def _show(out: Output, result: IngestResult) -> None:
     if out.json and not out.jsonl:
-        out.object({"files": [file_json(report) for report in result.files], **totals_json(result)})
+        out.object({"files": [asdict(report) for report in result.files], **totals_json(result)})
         return
     if out.jsonl:
         out.object(totals_json(result))
-    for report in result.files:
-        if _is_unsaid(report, out.verbose):
-            out.note(file_line(report))
     for line in summary(result):
         out.note(line)
-
-
-def _is_unsaid(report: FileReport, verbose: bool) -> bool:
-    """The lines of the others came while they were worked on."""
-    return report.status == "unchanged" and verbose
 
 
 def summary(result: IngestResult) -> list[str]:
@@ -101,10 +92,6 @@ def summary(result: IngestResult) -> list[str]:
         lines.append(f"KV computed for {result.kv_chunks:,} chunks, {result.kv_tokens:,} tokens")
     lines.append(f"KV on disk {size(result.kv_bytes)} · {duration(result.ms / 1000)}")
     return lines
-
-
-def file_json(report: FileReport) -> dict[str, object]:
-    return asdict(report)
 
 
 def totals_json(result: IngestResult) -> dict[str, object]:

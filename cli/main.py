@@ -29,7 +29,6 @@ BROKEN_PIPE = 141
 app = typer.Typer(
     name="epicrag",
     help="Ask your documents. Every passage is read by the model once, and reused from then on.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -72,7 +71,7 @@ def main(args: Sequence[str]) -> int:
         warnings.filterwarnings("ignore")  # of libraries, about themselves
     try:
         code = typer.main.get_command(app).main(
-            verb_first(args), prog_name="epicrag", standalone_mode=False
+            verb_first(args) or ["--help"], prog_name="epicrag", standalone_mode=False
         )
         sys.stdout.flush()
         return code or 0

@@ -12,7 +12,7 @@ from epicrag.cli.common import Common, verb
 if TYPE_CHECKING:
     from epicrag.models import ModelInfo
 
-models = typer.Typer(help="List, fetch and locate models.", no_args_is_help=True)
+models = typer.Typer(help="List, fetch and locate models.")
 
 Name = Annotated[str, typer.Argument(help="Name or alias of a model, as `models list` shows it.")]
 

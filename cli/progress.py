@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Protocol, Self
 
 from epicrag.cli.output import Output, clean, duration, shown
 from epicrag.types import FileReport
@@ -20,7 +21,7 @@ class Reporter(Protocol):
     """Takes the events of a run; a context manager."""
 
     def __call__(self, event: Event) -> None: ...
-    def __enter__(self) -> Reporter: ...
+    def __enter__(self) -> Self: ...
     def __exit__(self, *error: object) -> None: ...
 
 
@@ -31,9 +32,15 @@ def reporter(out: Output) -> Reporter:
 
 def file_line(report: FileReport) -> str:
     """One file of the report, on one line."""
-    count = f" ({report.chunks} chunks)" if report.chunks else ""
+    plural = "" if report.chunks == 1 else "s"
+    count = f" ({report.chunks} chunk{plural})" if report.chunks else ""
     reason = f": {report.reason}" if report.reason else ""
     return f"{report.status:<11} {shown(report.path)}{count}{reason}".replace("\n", "\\n")
+
+
+def _is_said(report: FileReport, out: Output) -> bool:
+    """A file that is as it was is worth a line only to those who ask for more."""
+    return report.status != "unchanged" or out.verbose
 
 
 class Lines:
@@ -43,7 +50,7 @@ class Lines:
         self._out = out
         self._said = time.monotonic()
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -54,8 +61,9 @@ class Lines:
             self._out.note(f"note: {event.message}")
         elif event.report is not None:
             if self._out.jsonl:
-                self._out.object(_file_json(event.report))
-            self._out.note(file_line(event.report))
+                self._out.object(asdict(event.report))
+            if _is_said(event.report, self._out):
+                self._out.note(file_line(event.report))
         elif time.monotonic() - self._said >= LINE_SECONDS or event.done == event.total:
             self._said = time.monotonic()
             self._out.note(f"KV: {event.done:,} of {event.total:,} tokens{_pace(event)}")
@@ -69,7 +77,7 @@ class Bars:
         self._bars = _bars(out)
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> Self:
         self._bars.start()
         return self
 
@@ -80,7 +88,7 @@ class Bars:
         if event.stage == "note":
             self._print(f"note: {event.message}")
             return
-        if event.report is not None:
+        if event.report is not None and _is_said(event.report, self._out):
             self._print(file_line(event.report))
         name = "files" if event.stage == "file" else "KV tokens"
         if name not in self._tasks:
@@ -112,9 +120,3 @@ def _pace(event: Event) -> str:
     left = (event.total - event.done) * event.seconds / event.done
     rate = f", {event.computed / event.seconds:,.0f} tokens/s" if event.computed else ""
     return rate + (f", {duration(left)} left" if event.done < event.total else "")
-
-
-def _file_json(report: FileReport) -> dict[str, object]:
-    from epicrag.cli.ingest import file_json
-
-    return file_json(report)

@@ -58,5 +58,7 @@ def too_many_pages(n_pages: int, limit: int) -> Unread:
 
 def too_slow(page: int, n_pages: int, limit: float) -> Unread:
     """The answer for a PDF over `max_pdf_seconds`."""
-    reason = f"reading stopped after page {page:,} of {n_pages:,}, at the limit of {limit:g} seconds"
+    reason = (
+        f"reading stopped after page {page:,} of {n_pages:,}, at the limit of {limit:g} seconds"
+    )
     return Unread("skipped", f"{reason} per PDF; raise it with --max-pdf-seconds")

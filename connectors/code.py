@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from epicrag.connectors.base import Parsed
@@ -110,14 +111,14 @@ def _with_comments(top: int, floor: int, text: str, lines: list[Line]) -> int:
     return top
 
 
-def _between(
-    starts: list[tuple[int, str | None]], text: str, lines: list[Line]
-) -> Iterator[_Unit]:
+def _between(starts: list[tuple[int, str | None]], text: str, lines: list[Line]) -> Iterator[_Unit]:
     """Turn the starts of units into units that cover all lines that hold something."""
     bounds = [(1, None), *starts, (len(lines) + 1, None)]
-    for (first, name), (following, _) in zip(bounds, bounds[1:], strict=False):
+    for (first, name), (following, _) in pairwise(bounds):
         filled = [
-            line.number for line in lines[first - 1 : following - 1] if text[line.start : line.end].strip()
+            line.number
+            for line in lines[first - 1 : following - 1]
+            if text[line.start : line.end].strip()
         ]
         if filled:
             yield _Unit(filled[0], filled[-1], name)

@@ -17,11 +17,36 @@ _MARKS = (
 )
 
 # The code pages that files are really written in, likeliest first: the order decides near ties.
-_CODE_PAGES = (
-    "cp1252 gb18030 euc_jp big5 cp949 cp1255 cp1251 koi8_r koi8_u cp866 cp1250 iso8859_2 cp1254 "
-    "cp1253 iso8859_7 cp1256 iso8859_6 cp874 cp932 cp1257 cp1258 iso8859_15 cp850 cp437 mac_roman "
-    "cp852 iso8859_5 mac_cyrillic"
-).split()
+_CODE_PAGES = [
+    "cp1252",
+    "gb18030",
+    "euc_jp",
+    "big5",
+    "cp949",
+    "cp1255",
+    "cp1251",
+    "koi8_r",
+    "koi8_u",
+    "cp866",
+    "cp1250",
+    "iso8859_2",
+    "cp1254",
+    "cp1253",
+    "iso8859_7",
+    "cp1256",
+    "iso8859_6",
+    "cp874",
+    "cp932",
+    "cp1257",
+    "cp1258",
+    "iso8859_15",
+    "cp850",
+    "cp437",
+    "mac_roman",
+    "cp852",
+    "iso8859_5",
+    "mac_cyrillic",
+]
 _EBCDIC = ["cp500", "cp037"]
 _NEAR = 0.012
 """Two candidates this close in the detector's score are a tie."""
@@ -122,7 +147,9 @@ def _utf8(data: bytes) -> Decoded | None:
         text = data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return None
-    return Decoded(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"), "utf-8")
+    return Decoded(
+        text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"), "utf-8"
+    )
 
 
 def _nearly_utf8(data: bytes) -> Decoded | None:
@@ -163,8 +190,12 @@ def _control_share(sample: bytes) -> float:
 def _looks_ebcdic(data: bytes) -> bool:
     """In EBCDIC the space is 0x40, letters are above 0x80, and ASCII's space is a control."""
     sample = data[:_SAMPLE_BYTES]
-    letters = sum(sample.count(code) for start in (0x81, 0x91, 0xA2) for code in range(start, start + 9))
-    upper = sum(sample.count(code) for start in (0xC1, 0xD1, 0xE2) for code in range(start, start + 9))
+    letters = sum(
+        sample.count(code) for start in (0x81, 0x91, 0xA2) for code in range(start, start + 9)
+    )
+    upper = sum(
+        sample.count(code) for start in (0xC1, 0xD1, 0xE2) for code in range(start, start + 9)
+    )
     spaces = sample.count(0x40)
     return (
         letters + upper + spaces > 0.75 * len(sample)
@@ -214,7 +245,9 @@ def _detected(data: bytes) -> Decoded:
     return Decoded(data.decode("cp1252", "replace"), "cp1252")
 
 
-_ODD = re.compile(r"(?<=[^\W\d_])[^\w\s\x00-\x7f’‘´·\u0300-\u036f\u0591-\u065f\u0900-\u0e7f]+(?=[^\W\d_])")
+_ODD = re.compile(
+    r"(?<=[^\W\d_])[^\w\s\x00-\x7f’‘´·\u0300-\u036f\u0591-\u065f\u0900-\u0e7f]+(?=[^\W\d_])"
+)
 
 
 def _oddness(text: str) -> float:

@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 
 IGNORE_FILES = (".gitignore", ".epicragignore")
 NEVER = frozenset(
-    ".git .hg .svn node_modules __pycache__ .venv .tox .nox .mypy_cache .pytest_cache .ruff_cache".split()
+    [
+        ".git",
+        ".hg",
+        ".svn",
+        "node_modules",
+        "__pycache__",
+        ".venv",
+        ".tox",
+        ".nox",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+    ]
 )
 
 

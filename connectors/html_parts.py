@@ -6,8 +6,34 @@ import re
 from typing import Any
 
 _NEVER = frozenset(
-    "script style noscript template head iframe object embed applet svg canvas audio video button "
-    "select option textarea input datalist map dialog nav aside annotation annotation-xml rp".split()
+    [
+        "script",
+        "style",
+        "noscript",
+        "template",
+        "head",
+        "iframe",
+        "object",
+        "embed",
+        "applet",
+        "svg",
+        "canvas",
+        "audio",
+        "video",
+        "button",
+        "select",
+        "option",
+        "textarea",
+        "input",
+        "datalist",
+        "map",
+        "dialog",
+        "nav",
+        "aside",
+        "annotation",
+        "annotation-xml",
+        "rp",
+    ]
 )
 _FURNITURE_ROLES = frozenset(
     {"navigation", "banner", "contentinfo", "search", "complementary", "menu", "menubar", "toolbar"}
@@ -18,15 +44,71 @@ _HIDDEN_STYLE = re.compile(
     re.IGNORECASE,
 )
 _FURNITURE = frozenset(
-    "nav navbar navigation docnav topnav sidenav menu mainmenu submenu searchmenu mobilemenu menubar "
-    "sidebar breadcrumb breadcrumbs footer site-footer page-footer site-header cookie cookies "
-    "cookie-banner cookie-consent skip-link skiplink skip-nav social share sharing advert advertisement "
-    "ads pagination pager noprint mw-editsection mw-jump-link navbox navbox-styles catlinks printfooter "
-    "vertical-navbox sistersitebox toctogglespan related relations sphinxsidebar headerlink "
-    "navheader navfooter searchbox backlinks banner nosearch "
-    "mw-portlet mw-interlanguage-selector after-portlet mw-redirectedfrom vector-page-toolbar".split()
+    [
+        "nav",
+        "navbar",
+        "navigation",
+        "docnav",
+        "topnav",
+        "sidenav",
+        "menu",
+        "mainmenu",
+        "submenu",
+        "searchmenu",
+        "mobilemenu",
+        "menubar",
+        "sidebar",
+        "breadcrumb",
+        "breadcrumbs",
+        "footer",
+        "site-footer",
+        "page-footer",
+        "site-header",
+        "cookie",
+        "cookies",
+        "cookie-banner",
+        "cookie-consent",
+        "skip-link",
+        "skiplink",
+        "skip-nav",
+        "social",
+        "share",
+        "sharing",
+        "advert",
+        "advertisement",
+        "ads",
+        "pagination",
+        "pager",
+        "noprint",
+        "mw-editsection",
+        "mw-jump-link",
+        "navbox",
+        "navbox-styles",
+        "catlinks",
+        "printfooter",
+        "vertical-navbox",
+        "sistersitebox",
+        "toctogglespan",
+        "related",
+        "relations",
+        "sphinxsidebar",
+        "headerlink",
+        "navheader",
+        "navfooter",
+        "searchbox",
+        "backlinks",
+        "banner",
+        "nosearch",
+        "mw-portlet",
+        "mw-interlanguage-selector",
+        "after-portlet",
+        "mw-redirectedfrom",
+        "vector-page-toolbar",
+    ]
 )
-_TOC = frozenset("toc fancy_toc fancy-toc table-of-contents tableofcontents contents".split())
+_TOC = frozenset(
+    ["toc", "fancy_toc", "fancy-toc", "table-of-contents", "tableofcontents", "contents"]
+)
 _CITATION_MARKS = frozenset({"reference", "noteref", "footnote-ref"})
 _CONTAINERS = frozenset({"html", "body", "main", "article"})
 _NOTES = re.compile(r"note|warning|tip|admonition|callout|important|caution", re.IGNORECASE)
@@ -84,7 +166,7 @@ class Parts:
         return bool(names & _TOC) and _links_within_page(node)
 
     def _is_link_list(self, node: Any) -> bool:
-        """A short list or table of nothing but short links: a menu without the name of one."""
+        """A list of nothing but links: a menu, or a table of contents, without the name of one."""
         if node.tag not in ("ul", "ol", "table", "dl"):
             return False
         links = [link for link in node.iter("a") if link.get("href")]
@@ -92,11 +174,11 @@ class Parts:
             return False
         n_linked = sum(map(_n_chars, links))
         n_chars = _n_chars(node)
-        return (
-            n_linked > 0.9 * n_chars
-            and n_linked / len(links) < 25
-            and n_chars / self._n_chars < _MAX_LINK_LIST_SHARE
-        )
+        if n_linked <= 0.9 * n_chars:
+            return False
+        if len(links) > 2 and _links_within_page(node):
+            return self._share(node) < _MAX_FURNITURE_SHARE
+        return n_linked / len(links) < 25 and self._share(node) < _MAX_LINK_LIST_SHARE
 
     def _share(self, node: Any) -> float:
         return _n_chars(node) / self._n_chars

@@ -16,6 +16,7 @@ _ITEM = re.compile(r"\n(?=[ \t]*(?:[-*+•–]|\d{1,3}[.)])[ \t])")
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
 _MAX_CLUSTER = 16
 _MAX_SPACE = 200
+_SPACES = " \n\t\u3000\u2003\u2002\u2009"
 _JOINER = "\u200d"
 
 
@@ -26,6 +27,11 @@ def sentences(text: str, least: int, most: int) -> int | None:
     return max(found) if found else None
 
 
+def code_lines(text: str, least: int, most: int) -> int | None:
+    """Return the end of the last blank line within the bounds, else of the last line."""
+    return _blank_line(text, least, most) or lines(text, least, most)
+
+
 def lines(text: str, least: int, most: int) -> int | None:
     """Return the place after the last line end within the bounds."""
     at = text.rfind("\n", least - 1, most)
@@ -34,10 +40,8 @@ def lines(text: str, least: int, most: int) -> int | None:
 
 def words(text: str, least: int, most: int) -> int | None:
     """Return the place after the last white space within the bounds."""
-    for at in range(most, max(least - 1, 0), -1):
-        if text[at - 1].isspace():
-            return at
-    return None
+    last = max(text.rfind(space, max(least - 1, 0), most) for space in _SPACES)
+    return last + 1 if last >= 0 else None
 
 
 def snug(text: str, cut: int) -> int:
@@ -45,9 +49,9 @@ def snug(text: str, cut: int) -> int:
     end = cut
     while end < len(text) and end - cut < _MAX_SPACE and text[end].isspace():
         end += 1
-    # Code begins with its indentation.
-    line_start = text.rfind("\n", cut, end) + 1
-    return line_start if line_start > 0 else end
+    # A line begins with its indentation: in code that is part of it.
+    line_start = text.rfind("\n", max(cut - 1, 0), end) + 1
+    return max(line_start, cut) if line_start > 0 and end < len(text) else end
 
 
 def whole_character(text: str, at: int, floor: int | None = None) -> int:

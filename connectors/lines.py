@@ -27,9 +27,7 @@ def lines_of(text: str) -> Iterator[Line]:
         yield Line(number, start, len(text))
 
 
-def line_anchors(
-    text: str, headings: Sequence[tuple[int, str | None]] = ()
-) -> tuple[Anchor, ...]:
+def line_anchors(text: str, headings: Sequence[tuple[int, str | None]] = ()) -> tuple[Anchor, ...]:
     """Anchor each line that holds something to its number and its heading.
 
     `headings` are (start, heading), sorted by start: from there on this heading is in force. Blank

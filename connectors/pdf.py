@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import unicodedata
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from epicrag.connectors.base import Limits, Parsed, too_long, too_many_pages, too_slow
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _TAIL_BYTES = 4096
-_BROKEN = re.compile("([^\\W_]*)[\x02\ufffe]\\s*([^\\W_]*)")  # PDFium's mark of a word broken at a line's end
-_BULLET = re.compile("(?:^|(?<=\\s))[\x03-\x1f\uf0a7\uf0b7\uf0d8\uf0fc](?=\\s)", re.MULTILINE)
+_BROKEN = re.compile(
+    "([^\\W_]*)[\x02\ufffe]\\s*([^\\W_]*)"
+)  # PDFium's mark of a word broken at a line's end
+_BULLET = re.compile(
+    "(?:^|(?<=\\s))[\x03-\x08\x0b-\x1f\uf0a7\uf0b7\uf0d8\uf0fc](?=\\s)", re.MULTILINE
+)
 _LOOSE_MARK = re.compile(r"\n(?=[,;:)\]])")  # what follows a superscript, put on a line of its own
 _NUMBER_LINES = re.compile(r"^(?:\d{1,4}\n){8,}", re.MULTILINE)
 _CONTROL = re.compile("[\0\x01\x03-\x08\x0b-\x1f\x7f\ud800-\udfff]")
@@ -139,7 +144,7 @@ def clean(text: str) -> str:
 def _without_count(found: re.Match[str]) -> str:
     """Drop the margin of a transcript: lines that only count 1, 2, 3 …"""
     numbers = [int(line) for line in found[0].split()]
-    counts = all(after == before + 1 for before, after in zip(numbers, numbers[1:], strict=False))
+    counts = all(after == before + 1 for before, after in pairwise(numbers))
     return "" if counts else found[0]
 
 
@@ -147,7 +152,9 @@ def mend_words(pages: list[str]) -> list[str]:
     """Join words that were broken at line ends. The hyphen stays where the document spells it so."""
     if not any("\x02" in page or "\ufffe" in page for page in pages):
         return pages
-    words = {word for page in pages for word in re.findall(r"[^\W_]+(?:-[^\W_]+)*", page.casefold())}
+    words = {
+        word for page in pages for word in re.findall(r"[^\W_]+(?:-[^\W_]+)*", page.casefold())
+    }
 
     def mend(found: re.Match[str]) -> str:
         left, right = found[1], found[2]

@@ -77,7 +77,7 @@ def _guarded(reader: Reader, path: str, data: bytes, limits: Limits) -> Parsed |
     """Run a reader. A fault in it or in its library costs this file, not the run."""
     try:
         return _parse(reader, path, data, limits)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever a parser raises on hostile bytes
         name = type(error).__name__
         return Unread("failed", f"the {reader} reader could not read it: {name}: {error}"[:500])
 

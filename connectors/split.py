@@ -6,9 +6,10 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Protocol
 
-from epicrag.connectors.joints import lines, sentences, snug, whole_character, words
+from epicrag.connectors.joints import code_lines, lines, sentences, snug, whole_character, words
 from epicrag.types import Chunk, Document, Place, chunk_header, place_of
 
 _WINDOW_CHARS = 16_000
@@ -54,6 +55,12 @@ class _Splitter:
         self._anchor_starts = [anchor.start for anchor in document.anchors]
         self._ends = token_ends(self._text, counter)
         self._header_tokens: dict[str, int] = {}
+        code = [block for block in document.blocks if block.kind == "code"]
+        self._code_starts = [block.start for block in code]
+        self._code_ends = [block.end for block in code]
+        self._pages = [
+            after.start for before, after in pairwise(document.anchors) if after.page != before.page
+        ]
         self._find_joints()
 
     def run(self) -> list[Chunk]:
@@ -84,6 +91,11 @@ class _Splitter:
                     self._blocks.append(block.start)
             before = block
 
+    def _is_code(self, at: int) -> bool:
+        """Does `at` lie within a block of code?"""
+        found = bisect_right(self._code_starts, at) - 1
+        return found >= 0 and at < self._code_ends[found]
+
     def _changes(self, before: int, after: int) -> bool:
         """Is another heading in force at `after` than at `before`?"""
         return self._place(before, before + 1).heading != self._place(after, after + 1).heading
@@ -94,13 +106,12 @@ class _Splitter:
     def _next(self, start: int, ordinal: int) -> Chunk:
         """Return the chunk that begins at `start`: the budget is estimated, then checked."""
         room = max(self._budget - self._header_cost(start), 1)
+        last = self._page_end(start)
         while True:
-            limit = self._reach(start, room)
-            end = len(self._text) if limit >= len(self._text) else self._cut(start, limit)
-            if limit >= len(self._text) and (section := self._section_within(start, limit)):
-                end = section
+            limit = min(self._reach(start, room), last)
+            end = self._cut(start, limit, last) if room else limit
             chunk = self._chunk(start, end, ordinal)
-            if chunk.n_tokens <= self._budget or end <= whole_character(self._text, start):
+            if chunk.n_tokens <= self._budget or not room:
                 return chunk
             # Tokens joined or parted at the new edges, or white space was taken along.
             room = self._less(start, end, room, chunk.n_tokens - self._budget)
@@ -122,16 +133,24 @@ class _Splitter:
         least = whole_character(self._text, start)
         return max(whole_character(self._text, reached, start), least)
 
-    def _cut(self, start: int, limit: int) -> int:
-        """Return the best place to cut in `(start, limit]`."""
+    def _page_end(self, start: int) -> int:
+        """Return the end of the page that `start` is on: a passage is cited with one page, exactly."""
+        at = bisect_right(self._pages, start)
+        return self._pages[at] if at < len(self._pages) else len(self._text)
+
+    def _cut(self, start: int, limit: int, last: int) -> int:
+        """Return the best place to cut in `(start, limit]`; `last`, when all up to there fits."""
         if section := self._section_within(start, limit):
             return section
+        if limit == last:
+            return last
+        inside = code_lines if self._is_code(limit) else sentences
         worth = self._filled(start, limit, _WORTH_A_CUT)
         enough = self._filled(start, limit, _FULL_ENOUGH)
         inner = (
             _last_within(self._blocks, worth, limit)
             or _last_within(self._rows, enough, limit)
-            or sentences(self._text, enough, limit)
+            or inside(self._text, enough, limit)
             or lines(self._text, enough, limit)
             or words(self._text, worth, limit)
             or limit
@@ -158,9 +177,9 @@ class _Splitter:
 
     def _header_cost(self, start: int) -> int:
         """Tokens of the header that a chunk from here would have."""
+        text = self._text[start : start + 500]
         place = self._place(_skip_space(self._text, start), start + 1)
-        header = chunk_header(self._document.title, place.heading, self._text[start : start + 500])
-        return self._count_header(header)
+        return self._count_header(chunk_header(*self._header_parts(place.heading, text), text))
 
     def _count_header(self, header: str) -> int:
         if header not in self._header_tokens:
@@ -168,26 +187,26 @@ class _Splitter:
         return self._header_tokens[header]
 
     def _chunk(self, start: int, end: int, ordinal: int) -> Chunk:
-        """Make the chunk and count it; a header that would crowd out the text is reduced."""
+        """Make the chunk, and count it with its header."""
         text = self._text[start:end]
         first = _skip_space(self._text, start) if not text.isspace() else start
         place = self._place(first, max(start + len(text.rstrip()), first + 1))
-        full = Chunk(self._document.path, ordinal, start, end, text, self._document.title, place)
-        heading = place.heading
-        inner = replace(place, heading=heading.rsplit(" > ", 1)[-1] if heading else None)
-        bare = replace(place, heading=None)
-        allowed = self._budget * _MAX_HEADER_SHARE
-        for chunk in (
-            full,
-            replace(full, place=inner),
-            replace(full, place=inner, title=None),
-            replace(full, place=bare),
-        ):
-            if self._count_header(chunk.header) <= allowed:
-                break
-        else:
-            chunk = replace(full, place=bare, title=None)
-        return replace(chunk, n_tokens=count_tokens(chunk.model_text, self._counter))
+        title, heading = self._header_parts(place.heading, text)
+        if heading != place.heading:
+            place = replace(place, heading=heading)
+        model_text = chunk_header(title, heading, text) + text
+        n_tokens = count_tokens(model_text, self._counter)
+        return Chunk(self._document.path, ordinal, start, end, text, title, place, n_tokens)
+
+    def _header_parts(self, heading: str | None, text: str) -> tuple[str | None, str | None]:
+        """Return title and heading, less of them where they would crowd out the text."""
+        title = self._document.title
+        inner = heading.rsplit(" > ", 1)[-1] if heading else None
+        for parts in ((title, heading), (title, inner), (None, inner), (title, None)):
+            cost = self._count_header(chunk_header(*parts, text))
+            if cost <= self._budget * _MAX_HEADER_SHARE:
+                return parts
+        return None, None
 
 
 def token_ends(text: str, counter: TokenCounter) -> array[int]:
@@ -196,7 +215,7 @@ def token_ends(text: str, counter: TokenCounter) -> array[int]:
     start = 0
     while start < len(text):
         end = _window_end(text, start)
-        ends.extend(start + offset for offset in counter.ends(text[start:end]))
+        ends.extend([start + offset for offset in counter.ends(text[start:end])])
         start = end
     return ends
 

@@ -222,9 +222,10 @@ def _integer(least: int) -> Callable[[object, Path], int]:
 
 def _number(least: float, most: float) -> Callable[[object, Path], float]:
     def parse(value: object, base: Path) -> float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and least <= value <= most:  # NaN is not
-            return float(value)
+        # NaN lies between no two numbers.
+        match value:
+            case int() | float() if not isinstance(value, bool) and least <= value <= most:
+                return float(value)
         raise _BadValueError(f"a number from {least:g} to {most:g}")
 
     return parse

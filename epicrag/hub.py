@@ -24,9 +24,10 @@ def download(repo: str, folder: Path) -> None:
     """
     try:
         import huggingface_hub as hub
+        from huggingface_hub.utils.tqdm import disable_progress_bars
 
         if sys.stderr is None or not sys.stderr.isatty():
-            hub.utils.disable_progress_bars()
+            disable_progress_bars()
         refuse_pickles(repo, hub.HfApi().list_repo_files(repo))
         hub.snapshot_download(
             repo, local_dir=folder, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)

@@ -8,6 +8,7 @@ known to be needed: a run over unchanged files loads neither torch nor a model.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -183,16 +184,15 @@ class _Run:
             self._check_known(path)
         found = walk(given)
         self.roots = found.roots
-        self.reports = {report.path: report for report in found.reports}
-        unseen = [report.path for report in found.reports if report.status == "failed"]
+        self.reports = {report.path: _failed_if_unreadable(report) for report in found.reports}
+        unseen = [path for path, report in self.reports.items() if report.status == "failed"]
         planned = plan(self.tools.catalog, found.entries, found.roots, file_digest, spare=unseen)
         return self._resplit(planned)
 
     def _check_known(self, path: Path) -> None:
-        if path.exists() or path.is_symlink():
-            return
-        root = path.resolve().as_posix()
-        if not any(_is_below(known, root) for known in self.known):
+        name = os.path.expanduser(path)
+        root = Path(os.path.realpath(name)).as_posix()
+        if not os.path.lexists(name) and not any(_is_below(known, root) for known in self.known):
             raise UsageError(f"no such file or folder: {path}", "give a path that exists")
 
     def _resplit(self, plan: Plan) -> Plan:
@@ -216,16 +216,19 @@ class _Run:
             raise MassDeleteError(len(plan.delete), len(self.known))
 
     def foretell(self, plan: Plan) -> None:
-        """Report what the plan would do; whether a new file can be read is not yet known."""
+        """Report what the plan would do; whether a file's content can be read is not yet known."""
+        from epicrag.connectors.read import supported
+
+        self._report_untouched(plan)
         for entry in plan.add:
-            self._report(FileReport(entry.path, "added"))
+            status: FileStatus = "added" if supported(entry.path) else "unsupported"
+            self._report(FileReport(entry.path, status))
         for entry in plan.change:
             self._report(FileReport(entry.path, "changed"))
         for old, entry in plan.rename:
             self._report(self._as_known(old, FileReport(entry.path, "renamed", f"was {old}")))
         for path in plan.delete:
             self._report(self._deleted(path))
-        self._report_unchanged(plan)
 
     # --- the work ---
 
@@ -267,7 +270,7 @@ class _Run:
     def _apply(self, plan: Plan) -> None:
         catalog = self.tools.catalog
         self.total = sum(map(len, (plan.add, plan.change, plan.rename, plan.delete)))
-        self._report_unchanged(plan)
+        self._report_untouched(plan)
         for old, entry in plan.rename:
             self._report(self._rename(old, entry))
         for path in plan.delete:
@@ -417,10 +420,14 @@ class _Run:
         self.done += 1
         self.progress(Event("file", min(self.done, self.total), self.total, report))
 
-    def _report_unchanged(self, plan: Plan) -> None:
+    def _report_untouched(self, plan: Plan) -> None:
+        """Say first what needs no work: passed over by the walk, or unchanged."""
         for entry in plan.unchanged:
             report = self._as_known(entry.path, FileReport(entry.path, "unchanged"))
             self.reports[entry.path] = report
+        for path in sorted(self.reports):
+            if path not in plan.delete:  # said when it is done, with the reason of the walk
+                self.progress(Event("file", 0, self.total, self.reports[path]))
 
     def _as_known(self, path: str, report: FileReport) -> FileReport:
         row = self.known[path]
@@ -454,6 +461,12 @@ def _with_before(catalog: Catalog) -> Iterator[tuple[int, Chunk, str | None]]:
         is_next = previous is not None and previous.document == chunk.document
         yield row, chunk, previous.model_text if previous is not None and is_next else None
         previous = chunk
+
+
+def _failed_if_unreadable(report: FileReport) -> FileReport:
+    """What could not be looked at has failed, unlike a link or a device, which is passed over."""
+    is_unreadable = (report.reason or "").startswith(("cannot be ", "the folder cannot be "))
+    return replace(report, status="failed") if is_unreadable else report
 
 
 def _is_below(path: str, root: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -81,7 +81,7 @@ class Pipeline:
     """One index with its models: a context manager, for one thread.
 
     An embedder, engine or token counter that is given is used as it is; else they are those of the
-    configuration, loaded at first need.
+    configuration, loaded at first need. `say` is told what takes long then: a fetch, a conversion.
     """
 
     def __init__(
@@ -92,8 +92,10 @@ class Pipeline:
         embedder: Embedder | None = None,
         engine: Engine | None = None,
         counter: TokenCounter | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.config = config
+        self._say = say
         self._create = create
         self._given_embedder = embedder
         self._given_engine = engine
@@ -101,7 +103,12 @@ class Pipeline:
 
     @classmethod
     def open(
-        cls, config: Config | None = None, *, create: bool = False, **flags: object
+        cls,
+        config: Config | None = None,
+        *,
+        create: bool = False,
+        say: Callable[[str], None] | None = None,
+        **flags: object,
     ) -> Pipeline:
         """Open the index of a configuration; `flags` overrule it.
 
@@ -109,7 +116,8 @@ class Pipeline:
         `ingest`, not before.
         """
         given = {key: value for key, value in flags.items() if value is not None}
-        pipeline = cls(_overruled(config, given) if config else load_config(given), create=create)
+        settings = _overruled(config, given) if config else load_config(given)
+        pipeline = cls(settings, create=create, say=say)
         if not create:
             _ = pipeline.catalog
         return pipeline
@@ -197,7 +205,7 @@ class Pipeline:
 
         hush()
         enforce_offline(self.config)
-        return Models(self.config).ensure(name)
+        return Models(self.config).ensure(name, self._say)
 
     def embedder_identity(self) -> str:
         """A cheap identity of the embedder, without loading it; "" when there is none to be had."""

@@ -208,9 +208,9 @@ class Catalog:
     def previous(self, row: int) -> Chunk | None:
         """Return the passage before a chunk in its document; None for the first."""
         found = self._chunks(
-            "JOIN chunks AS next ON next.document_row = chunks.document_row"
-            " AND next.ordinal > chunks.ordinal"
-            " WHERE next.row = ? ORDER BY chunks.ordinal DESC LIMIT 1",
+            "WHERE chunks.row = (SELECT before.row FROM chunks AS this JOIN chunks AS before"
+            " ON before.document_row = this.document_row AND before.ordinal < this.ordinal"
+            " WHERE this.row = ? ORDER BY before.ordinal DESC LIMIT 1)",
             row,
         )
         return found[0][1] if found else None

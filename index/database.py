@@ -147,13 +147,17 @@ def _check_magic(file: Path) -> None:
 def _connect(file: Path) -> sqlite3.Connection:
     """Connect; a folder that cannot be written to is opened as it lies there, to read only."""
     log = file.with_name(file.name + "-wal")
-    frozen = file.exists() and not os.access(file.parent, os.W_OK) and not _holds_anything(log)
+    frozen = file.exists() and not _is_writable(file.parent) and not _holds_anything(log)
     uri = "file:" + quote(os.fsencode(file.absolute())) + ("?immutable=1" if frozen else "")
     connection = sqlite3.connect(
         uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
     connection.execute("PRAGMA foreign_keys = ON")
     return connection
+
+
+def _is_writable(folder: Path) -> bool:
+    return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _prepare(connection: sqlite3.Connection, file: Path, create: bool) -> None:

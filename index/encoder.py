@@ -41,15 +41,21 @@ def load_encoder(path: Path, device: str = "auto") -> Encoder:
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    pooling = plain_pooling(path)
+    if not (path / "config.json").exists() and not (path / "modules.json").exists():
+        raise _unloadable(path, "there is no model")
     try:
+        pooling = plain_pooling(path)
         with _quiet():
             return PlainEncoder(path, pooling, device) if pooling else LibraryEncoder(path, device)
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise EpicragError(
-            f"the embedder at {path} cannot be loaded: {error}",
-            "choose another with --embed-model, or fetch it again",
-        ) from error
+    except Exception as error:  # the libraries raise whatever the broken file suggests to them
+        raise _unloadable(path, str(error)) from error
+
+
+def _unloadable(path: Path, detail: str) -> EpicragError:
+    return EpicragError(
+        f"the embedder at {path} cannot be loaded: {detail}",
+        "choose another with --embed-model, or fetch it again",
+    )
 
 
 def plain_pooling(path: Path) -> str | None:

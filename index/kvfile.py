@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,16 +96,8 @@ def read(path: Path, key: str) -> StoredKV:
     The tensors are views of a private mapping: writing to them never reaches the file, and deleting
     the file never takes them away. The mapping holds no file descriptor.
     """
-    import torch
-
-    size = os.stat(path).st_size
-    if size < 8:
-        raise DamagedFile(f"{size} bytes are too few")
-    try:
-        raw = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-    except RuntimeError as error:
-        os.stat(path)  # deleted meanwhile: FileNotFoundError says it better
-        raise DamagedFile(f"cannot be mapped: {error}") from error
+    with open(path, "rb", buffering=0) as file:
+        raw = _map(file)
     fields, data = _parse(raw)
     meta, code, shape = _fields(fields, data.numel())
     half = data.numel() // 2
@@ -113,6 +106,23 @@ def read(path: Path, key: str) -> StoredKV:
         raise DamagedFile("checksum differs")
     pair = data.view(_dtype(code)).view(2, *shape)
     return StoredKV(pair[0], pair[1], meta)
+
+
+def _map(file: FileIO) -> Tensor:
+    """Return the bytes of an open file as a private mapping; read where the system cannot map so."""
+    import torch
+
+    size = os.fstat(file.fileno()).st_size
+    if size < 8:
+        raise DamagedFile(f"{size} bytes are too few")
+    try:  # by descriptor: another process may put another file in the path's place
+        name = f"/dev/fd/{file.fileno()}"
+        return torch.from_file(name, shared=False, size=size, dtype=torch.uint8)
+    except RuntimeError:
+        raw = torch.empty(size, dtype=torch.uint8)
+        if file.readinto(_bytes(raw)) != size:
+            raise DamagedFile("it was cut while it was read") from None
+        return raw
 
 
 def _parse(raw: Tensor) -> tuple[dict[str, Any], Tensor]:

@@ -23,6 +23,10 @@ NAME = "epicrag"
 """The attention implementation's name in transformers, and the keyword its batch travels under."""
 
 
+class RefusedModel(Exception):
+    """Reuse would not be right for this model; the message says why."""
+
+
 class Batch(Protocol):
     """What the attention function asks of the object under the keyword `epicrag`."""
 
@@ -53,10 +57,15 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    epicrag: Batch,
-    **_kwargs: Any,
+    epicrag: Batch | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention signature: query (1, H, T, D), key and value (1, G, T, D)."""
+    if epicrag is None:
+        raise RefusedModel("its modeling code does not pass keyword arguments to its attention")
+    for name in ("softcap", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise RefusedModel(f"its attention needs {name!r}, which the engine does not have")
     out = epicrag.attend(module.layer_idx, query[0], key[0], value[0], scaling)  # type: ignore[arg-type]
     return out[None], None
 

@@ -20,7 +20,8 @@ from epicrag.serving.cache import ChunkCache
 from epicrag.serving.compile import Frame, Recipe, check_mode
 from epicrag.serving.compose import Layout, compose, plan
 from epicrag.serving.link import Linked, stitch
-from epicrag.serving.model import LAYOUT_VERSION, RefusedModel, ServedModel
+from epicrag.serving.attention import RefusedModel
+from epicrag.serving.model import LAYOUT_VERSION, ServedModel
 from epicrag.serving.policies import Full, Policy
 from epicrag.serving.pool import Pool, Run
 from epicrag.serving.prefixes import Match, PrefixTree

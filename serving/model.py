@@ -18,6 +18,7 @@ from torch import Tensor
 from epicrag.errors import DeviceError, UsageError
 from epicrag.kernels import ops
 from epicrag.serving import attention
+from epicrag.serving.attention import RefusedModel
 from epicrag.serving.fingerprint import model_fingerprint
 
 LAYOUT_VERSION = 1
@@ -25,10 +26,6 @@ LAYOUT_VERSION = 1
 
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 """RoPE types whose frequencies do not depend on the length of the prompt."""
-
-
-class RefusedModel(Exception):
-    """Reuse would not be right for this model; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from epicrag.kernels import ops
 from epicrag.serving.compile import Recipe, compile_batch
 from epicrag.serving.compose import Layout, Segment, plan
 from epicrag.serving.link import stitch
-from epicrag.serving.model import RefusedModel
+from epicrag.serving.attention import RefusedModel
 from epicrag.serving.policies import Full, LegoLink, Policy
 from epicrag.serving.prompt import Unit
 

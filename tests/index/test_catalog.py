@@ -25,7 +25,9 @@ def texts(catalog, path):
 def test_chunks_come_back_as_they_were_put(catalog, make, put):
     rows = put(catalog, "/d/a.md", "one ", "two\u0000 ", "三 🚀")
     assert [row for row, _ in catalog.chunks("/d/a.md")] == rows
-    assert [chunk for _, chunk in catalog.chunks("/d/a.md")] == make("/d/a.md", "one ", "two\u0000 ", "三 🚀")[1]
+    assert [chunk for _, chunk in catalog.chunks("/d/a.md")] == make(
+        "/d/a.md", "one ", "two\u0000 ", "三 🚀"
+    )[1]
     assert catalog.chunk(rows[1]) == catalog.chunks("/d/a.md")[1][1]
 
 
@@ -46,7 +48,9 @@ def test_catalog_survives_closing(catalog, put, tmp_path):
         assert (again.setting("x"), again.generation) == ("é", generation)
 
 
-@pytest.mark.parametrize("name", ["bad\udcff.txt", "new\nline", "e\u0301", "é", "a&b#c%20.md ", "🚀" * 60])
+@pytest.mark.parametrize(
+    "name", ["bad\udcff.txt", "new\nline", "e\u0301", "é", "a&b#c%20.md ", "🚀" * 60]
+)
 def test_any_file_name_is_a_path(catalog, put, name):
     put(catalog, f"/d/{name}", "text")
     assert [row.path for row in catalog.documents()] == [f"/d/{name}"]
@@ -135,7 +139,11 @@ def test_renaming_refuses_what_is_unknown_or_taken(catalog, put):
 def test_previous_is_the_passage_before_in_the_same_document(catalog, put):
     rows = put(catalog, "/d/a.md", "one ", "two ", "three")
     others = put(catalog, "/d/b.md", "four")
-    assert [catalog.previous(row) and catalog.previous(row).text for row in rows] == [None, "one ", "two "]
+    assert [catalog.previous(row) and catalog.previous(row).text for row in rows] == [
+        None,
+        "one ",
+        "two ",
+    ]
     assert catalog.previous(others[0]) is None
 
 

