@@ -38,9 +38,15 @@ MODES = ("isolated", "sink", "prefix", "neighbour", "neighbour*")
 """`neighbour`: behind the nearest passage of the whole set; `neighbour*`: of those not in the same prompt."""
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Objects of a JSON-lines file; none when there is no file. Split at newlines only: texts hold others."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
 def items_of(path: Path, count: int, max_documents: int) -> list[dict[str, Any]]:
     """Items spread evenly over a file, those whose answer is in a document, at most so many documents."""
-    rows = [json.loads(line) for line in path.open(encoding="utf-8")]
+    rows = read_lines(path)
     rows = [row for row in rows if row["meta"].get("answer_in") and row["answers"]]
     step = max(1, len(rows) // count)
     chosen = rows[::step][:count]
@@ -168,15 +174,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--max-documents", type=int, default=10)
     args = parser.parse_args()
-    rows = [json.loads(line) for line in args.out.open()] if args.out.exists() else []
+    rows = read_lines(args.out)
     done = {(r["id"], r["mode"], r["policy"]) for r in rows}
     engine = Engine.load(args.model, name=args.model.name, kv_dtype="float16")
     for name in args.sets:
         file, _, count = name.rpartition(":")
         items = items_of(Path(file), int(count), args.max_documents)
-        every = [json.loads(line) for line in Path(file).open(encoding="utf-8")]
+        every = read_lines(Path(file))
         own = [text_of(d) for item in items for d in item["documents"]]
-        texts = list(dict.fromkeys([*own, *(text_of(d) for row in every for d in row["documents"])]))
+        texts = list(
+            dict.fromkeys([*own, *(text_of(d) for row in every for d in row["documents"])])
+        )
         near = neighbours(texts, items, args.embedder)
         with args.out.open("a") as out:
             for number, item in enumerate(items):

@@ -97,17 +97,14 @@ def _question(text: str) -> str:
 
 
 def _show(out: Output, stream: AnswerStream, *, whole: bool) -> Answer:
-    """Print the answer: as JSON, whole, or as it comes. Ctrl-C stops the model as well."""
-    try:
+    """Print the answer: as JSON, whole, or as it comes. Whatever ends it early stops the model."""
+    with stream:
         if out.jsonl and not whole:
             for delta in stream:
                 out.object({"delta": delta})
         elif not out.is_machine and not whole:
             _print_deltas(out, stream)
         answer = stream.finish()
-    except BaseException:
-        stream.close()
-        raise
     if out.is_machine:
         out.object(answer_json(answer, stream.notes))
     elif whole:

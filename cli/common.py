@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -67,7 +68,17 @@ class Common:
         """Open the index that these flags, and those of the verb, point to."""
         from epicrag.pipeline import Pipeline
 
-        return Pipeline.open(self.load(**more), create=create, say=self.output.note)
+        config = self.load(**more)
+        self._log(config.log)
+        return Pipeline.open(config, create=create, say=self.output.note)
+
+    def _log(self, level: str) -> None:
+        """Send epicrag's own log to stderr: what the configured level, -q or -v let through."""
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        logger = logging.getLogger("epicrag")
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel("ERROR" if self.quiet else "DEBUG" if self.verbose else level.upper())
 
 
 def verb(app: typer.Typer, name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from epicrag.cli.common import Common
-from epicrag.cli.output import Output, duration, size
+from epicrag.cli.output import Output, count, duration, size
 from epicrag.cli.progress import reporter
 from epicrag.errors import PartialIngestError
 
@@ -61,13 +61,18 @@ def _run(
         with reporter(out) as report:
             return pipeline.ingest(paths, kv=kv, dry_run=dry_run, yes=yes, progress=report)
     except MassDeleteError as error:
-        if out.is_machine or not sys.stdin.isatty():
+        if out.is_machine or not is_person():
             raise
         question = f"{error.message[0].upper()}{error.message[1:]}. Go on?"
         if not typer.confirm(question, err=True):
             raise
     with reporter(out) as report:
         return pipeline.ingest(paths, kv=kv, yes=True, progress=report)
+
+
+def is_person() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
 
 
 def _show(out: Output, result: IngestResult) -> None:
@@ -87,9 +92,10 @@ def summary(result: IngestResult) -> list[str]:
     lines = [f"{head}{counts or 'no files found'}"]
     if result.dry_run:
         return lines
-    lines.append(f"{result.chunks:,} chunks, {result.tokens:,} tokens in these files")
+    lines.append(f"{count(result.chunks, 'chunk')}, {count(result.tokens, 'token')} in these files")
     if result.kv_chunks:
-        lines.append(f"KV computed for {result.kv_chunks:,} chunks, {result.kv_tokens:,} tokens")
+        done = f"{count(result.kv_chunks, 'chunk')}, {count(result.kv_tokens, 'token')}"
+        lines.append(f"KV computed for {done}")
     lines.append(f"KV on disk {size(result.kv_bytes)} · {duration(result.ms / 1000)}")
     return lines
 

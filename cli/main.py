@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -23,8 +21,6 @@ from epicrag.cli.status import status
 from epicrag.errors import EpicragError
 
 UNEXPECTED, USAGE, INTERRUPTED = 1, 2, 130
-BROKEN_PIPE = 141
-"""What a shell reports of a program whose reader went away, as `head` does."""
 
 app = typer.Typer(
     name="epicrag",
@@ -73,11 +69,7 @@ def main(args: Sequence[str]) -> int:
         code = typer.main.get_command(app).main(
             verb_first(args) or ["--help"], prog_name="epicrag", standalone_mode=False
         )
-        sys.stdout.flush()
         return code or 0
-    except BrokenPipeError:
-        _forget_stdout()
-        return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
         out.error("interrupted", "interrupted", None)
         return INTERRUPTED
@@ -106,9 +98,3 @@ def _unexpected(out: Output, error: Exception) -> int:
 
 def _hint(out: Output) -> str | None:
     return None if out.verbose else "run with -v for the traceback"
-
-
-def _forget_stdout() -> None:
-    """Keep the interpreter from complaining, at its exit, that nobody reads what is left."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

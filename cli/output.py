@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import TextIO
 from urllib.parse import quote_from_bytes
 
+import typer
+
 from epicrag.errors import EpicragError
 
 SCHEMA_VERSION = 1
+BROKEN_PIPE = 141
+"""What a shell reports of a program whose reader went away, as `head` does."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -83,8 +87,18 @@ class Output:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    stream.write(text)
-    stream.flush()
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        _forget(stream)
+        raise typer.Exit(BROKEN_PIPE) from None
+
+
+def _forget(stream: TextIO) -> None:
+    """Keep the interpreter from complaining, at its exit, that nobody reads what is left."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def dumps(value: object, stream: TextIO, indent: int | None) -> str:
@@ -130,6 +144,11 @@ def _where(page: int | None, lines: tuple[int, int] | None) -> str:
 
 def _url(path: str) -> str:
     return "file://" + quote_from_bytes(os.fsencode(path))
+
+
+def count(n: int, word: str) -> str:
+    """Return "1 chunk", "2,000 chunks"."""
+    return f"{n:,} {word}{'' if n == 1 else 's'}"
 
 
 def size(n_bytes: float) -> str:

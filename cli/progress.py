@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Protocol, Self
 
-from epicrag.cli.output import Output, clean, duration, shown
+from epicrag.cli.output import Output, clean, count, duration, shown
 from epicrag.types import FileReport
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from epicrag.pipeline import Event
 
 LINE_SECONDS = 5.0
+_NAMES = {"file": "files", "embed": "passages of this file", "kv": "KV tokens"}
 
 
 class Reporter(Protocol):
@@ -32,10 +33,9 @@ def reporter(out: Output) -> Reporter:
 
 def file_line(report: FileReport) -> str:
     """One file of the report, on one line."""
-    plural = "" if report.chunks == 1 else "s"
-    count = f" ({report.chunks} chunk{plural})" if report.chunks else ""
+    chunks = f" ({count(report.chunks, 'chunk')})" if report.chunks else ""
     reason = f": {report.reason}" if report.reason else ""
-    return f"{report.status:<11} {shown(report.path)}{count}{reason}".replace("\n", "\\n")
+    return f"{report.status:<11} {shown(report.path)}{chunks}{reason}".replace("\n", "\\n")
 
 
 def _is_said(report: FileReport, out: Output) -> bool:
@@ -66,7 +66,9 @@ class Lines:
                 self._out.note(file_line(event.report))
         elif time.monotonic() - self._said >= LINE_SECONDS or event.done == event.total:
             self._said = time.monotonic()
-            self._out.note(f"KV: {event.done:,} of {event.total:,} tokens{_pace(event)}")
+            self._out.note(
+                f"{_NAMES[event.stage]}: {event.done:,} of {event.total:,}{_pace(event)}"
+            )
 
 
 class Bars:
@@ -90,10 +92,12 @@ class Bars:
             return
         if event.report is not None and _is_said(event.report, self._out):
             self._print(file_line(event.report))
-        name = "files" if event.stage == "file" else "KV tokens"
+        name = _NAMES[event.stage]
         if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(name, total=event.total, pace="")
-        self._bars.update(self._tasks[name], completed=event.done, pace=_pace(event))
+            self._tasks[name] = self._bars.add_task(name, pace="")
+        self._bars.update(
+            self._tasks[name], completed=event.done, total=event.total, pace=_pace(event)
+        )
 
     def _print(self, line: str) -> None:
         self._bars.console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
@@ -114,8 +118,8 @@ def _bars(out: Output) -> Progress:
 
 
 def _pace(event: Event) -> str:
-    """Return ", 1,200 tokens/s, 12 s left" of a KV event, as far as it can be told."""
-    if event.stage != "kv" or not event.done or event.seconds <= 0:
+    """Return ", 1,200 tokens/s, 12 s left", as far as it can be told."""
+    if not event.done or event.seconds <= 0:
         return ""
     left = (event.total - event.done) * event.seconds / event.done
     rate = f", {event.computed / event.seconds:,.0f} tokens/s" if event.computed else ""

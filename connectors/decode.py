@@ -245,15 +245,27 @@ def _detected(data: bytes) -> Decoded:
     return Decoded(data.decode("cp1252", "replace"), "cp1252")
 
 
+_HIRAGANA = re.compile("[\u3041-\u3096]")
 _ODD = re.compile(
     r"(?<=[^\W\d_])[^\w\s\x00-\x7f’‘´·\u0300-\u036f\u0591-\u065f\u0900-\u0e7f]+(?=[^\W\d_])"
 )
 
 
 def _oddness(text: str) -> float:
-    """Signs inside words (`k‰yttˆˆ`), as a share of what is not ASCII: a wrong code page shows so."""
+    """Signs inside words (`k‰yttˆˆ`), as a share of what is not ASCII: a wrong code page shows so.
+
+    Hiragana counts for less than nothing: no other language's bytes look like it.
+    """
     n_other = len(text) - len(text.encode("ascii", "ignore"))
-    return sum(map(len, _ODD.findall(text))) / max(n_other, 1)
+    n_hiragana = len(_HIRAGANA.findall(text))
+    return (sum(map(len, _ODD.findall(text))) - n_hiragana) / max(n_other, 1)
+
+
+def _is_turkish(sample: bytes) -> bool:
+    """Turkish ğ ı ş İ Ş stand where windows-1252 has ð ý þ Ý Þ, but it has no á é í ó æ beside them."""
+    return any(code in sample for code in b"\xf0\xfd\xfe") and not any(
+        code in sample for code in b"\xe1\xe9\xed\xf3\xe6"
+    )
 
 
 def _telling_sample(data: bytes) -> bytes:
@@ -274,6 +286,8 @@ def _ranked(sample: bytes) -> list[str]:
             scores.setdefault(encoding, score)
     if not scores:
         return []
+    if "cp1254" in scores and _is_turkish(sample):
+        scores["cp1254"] -= 2 * _NEAR
     best = min(scores.values())
     near = [page for page in _CODE_PAGES if scores.get(page, 9.0) <= best + _NEAR]
     return near + sorted(set(scores) - set(near), key=lambda page: (scores[page], page))

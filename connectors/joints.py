@@ -16,6 +16,7 @@ _ITEM = re.compile(r"\n(?=[ \t]*(?:[-*+•–]|\d{1,3}[.)])[ \t])")
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
 _MAX_CLUSTER = 16
 _MAX_SPACE = 200
+_MAX_FLAGS = 4096
 _SPACES = " \n\t\u3000\u2003\u2002\u2009"
 _JOINER = "\u200d"
 
@@ -101,7 +102,7 @@ def _is_flag(character: str) -> bool:
 
 def _flags_before(text: str, at: int) -> int:
     count = 0
-    while count < at and count < 2 * _MAX_CLUSTER and _is_flag(text[at - count - 1]):
+    while count < at and count < _MAX_FLAGS and _is_flag(text[at - count - 1]):
         count += 1
     return count
 

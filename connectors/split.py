@@ -168,7 +168,7 @@ class _Splitter:
         first = bisect_right(self._ends, start)
         room = self._budget if whole else bisect_right(self._ends, limit) - first
         at = min(first + int(room * share), len(self._ends) - 1)
-        return max(self._ends[at], start + 1)
+        return max(self._ends[at], _skip_space(self._text, start) + 1)  # never white space alone
 
     def _unstick(self, start: int, end: int) -> int:
         """A heading is not left behind at the end of a chunk."""

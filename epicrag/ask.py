@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from epicrag.citations import Citer
 from epicrag.errors import AbstainedError
@@ -75,6 +75,12 @@ class AnswerStream:
 
     def __next__(self) -> str:
         return next(self._pieces)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def answer(self) -> Answer:
@@ -150,15 +156,15 @@ class AnswerStream:
             )
         if generation.finish_reason == "length":
             self.notes.append("the answer was cut short at --max-tokens")
-        if not answer.answered:
-            self.notes.append("the model wrote nothing")
-        elif not is_grounded(answer):
-            self.notes.append("not found in the sources: no passage says this")
-            if self._ask.strict:
-                raise AbstainedError(
-                    "the answer could not be traced to any passage of the documents",
-                    "ask in other words, or without --strict",
-                )
+        if is_grounded(answer):
+            return
+        what = "no passage says this" if answer.answered else "the model wrote nothing"
+        self.notes.append(f"not found in the sources: {what}")
+        if self._ask.strict:
+            raise AbstainedError(
+                "the answer could not be traced to any passage of the documents",
+                "ask in other words, or without --strict",
+            )
 
     # --- without it ---
 

@@ -11,10 +11,11 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from epicrag.index.sync import Plan
     from epicrag.index.vectors import VectorIndex
     from epicrag.serving.engine import Engine
+    from epicrag.serving.prompt import Piece
 
 EMBED_BATCH = 128
 """Passages handed to the embedder at once: bounds memory whatever the size of a document."""
@@ -44,9 +46,10 @@ KV_BATCH = 16
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """How far a run is: `done` of `total` files ("file") or tokens ("kv"), or a word to the user ("note")."""
+    """How far a run is: `done` of `total` files ("file"), of the passages of one long file ("embed") or
+    of the tokens to compile ("kv"); or a word to the user ("note")."""
 
-    stage: Literal["file", "kv", "note"]
+    stage: Literal["file", "embed", "kv", "note"]
     done: int = 0
     total: int = 0
     report: FileReport | None = None
@@ -315,9 +318,13 @@ class _Run:
 
     def _embed(self, chunks: Sequence[Chunk]) -> list[NDArray[float32]]:
         vectors: list[NDArray[float32]] = []
+        began = time.perf_counter()
         for at in range(0, len(chunks), EMBED_BATCH):
             texts = [chunk.model_text for chunk in chunks[at : at + EMBED_BATCH]]
             vectors.extend(self._embedder().passages(texts))
+            if len(chunks) > EMBED_BATCH:
+                seconds = time.perf_counter() - began
+                self.progress(Event("embed", len(vectors), len(chunks), seconds=seconds))
         return vectors
 
     def _unread(self, entry: FileEntry, unread: Unread) -> FileReport:
@@ -349,7 +356,7 @@ class _Run:
         if is_current and (refusal := catalog.setting("kv_refusal")):
             self._note(refusal)
             return None
-        pending = self._pending(only_missing=True)
+        pending = self._pending()
         if not pending and (is_current or not catalog.counts().chunks):
             return _own_keys(catalog)
         engine = self.tools.engine
@@ -359,7 +366,7 @@ class _Run:
             self._note(engine.refusal)
             return None
         if catalog.setting("kv_profile") != engine.profile:
-            pending = self._pending(only_missing=False)
+            pending = self._pending(is_stale=True)
         self._compile_all(engine, pending)
         own_keys = engine.own_keys()
         catalog.set_setting("kv_profile", engine.profile)
@@ -367,10 +374,13 @@ class _Run:
         catalog.set_setting("kv_identity", identity)
         return own_keys
 
-    def _pending(self, *, only_missing: bool) -> list[tuple[int, Chunk, str | None]]:
-        """Return (row, chunk, text before it) of the chunks to compile, in reading order."""
-        has_kv = self._has_kv if only_missing else (lambda row: False)
-        return [item for item in _with_before(self.tools.catalog) if not has_kv(item[0])]
+    def _pending(self, *, is_stale: bool = False) -> dict[int, int]:
+        """Return row: tokens of the chunks that lack their KV; of all where what there is, is stale."""
+        return {
+            row: chunk.n_tokens
+            for row, chunk in self.tools.catalog.all_chunks()
+            if is_stale or not self._has_kv(row)
+        }
 
     def _has_kv(self, row: int) -> bool:
         key = self.tools.catalog.kv_key(row)
@@ -378,19 +388,15 @@ class _Run:
         is_bounded = self.tools.config.kv_disk is not None
         return key is not None and (is_bounded or self.tools.kv_store.contains(key))
 
-    def _compile_all(self, engine: Engine, pending: list[tuple[int, Chunk, str | None]]) -> None:
-        from epicrag.serving.prompt import Piece
-
-        began, done = time.perf_counter(), 0
-        total = sum(chunk.n_tokens for _, chunk, _ in pending)
-        for at in range(0, len(pending), KV_BATCH):
-            batch = pending[at : at + KV_BATCH]
+    def _compile_all(self, engine: Engine, pending: dict[int, int]) -> None:
+        """Compile in batches; what is compiled is noted even if the next chunk is interrupted."""
+        began, done, total = time.perf_counter(), 0, sum(pending.values())
+        for rows, pieces in _batches(self.tools.catalog, pending):
             keys: list[tuple[int, str]] = []
-            pieces = [Piece(text=chunk.model_text, before=before) for _, chunk, before in batch]
             try:
                 for i, key, computed in engine.compile(pieces):
-                    keys.append((batch[i][0], key))
-                    done += batch[i][1].n_tokens
+                    keys.append((rows[i], key))
+                    done += pending[rows[i]]
                     self.kv_chunks += computed > 0
                     self.kv_tokens += computed
                     seconds = time.perf_counter() - began
@@ -454,12 +460,23 @@ class _Run:
         )
 
 
-def _with_before(catalog: Catalog) -> Iterator[tuple[int, Chunk, str | None]]:
-    """Yield each chunk's row, the chunk, and the model text of the one before it in its document."""
+def _batches(
+    catalog: Catalog, pending: Container[int]
+) -> Iterator[tuple[tuple[int, ...], tuple[Piece, ...]]]:
+    """Yield the rows and pieces of pending chunks, in reading order, few enough to hold in memory."""
+    found = (item for item in _pieces(catalog) if item[0] in pending)
+    while batch := list(islice(found, KV_BATCH)):
+        yield tuple(row for row, _ in batch), tuple(piece for _, piece in batch)
+
+
+def _pieces(catalog: Catalog) -> Iterator[tuple[int, Piece]]:
+    """Yield each chunk's row, and its text with the text before it in its document."""
+    from epicrag.serving.prompt import Piece
+
     previous: Chunk | None = None
     for row, chunk in catalog.all_chunks():
         is_next = previous is not None and previous.document == chunk.document
-        yield row, chunk, previous.model_text if previous is not None and is_next else None
+        yield row, Piece(chunk.model_text, previous.model_text if previous and is_next else None)
         previous = chunk
 
 

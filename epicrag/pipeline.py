@@ -185,7 +185,7 @@ class Pipeline:
             store=self.kv_store,
             device=self.config.device,
             dtype=self.config.dtype,
-            compile_mode=self.config.compile,
+            compile_mode=self._compile_mode,
             kv_memory_bytes=self.config.kv_memory,
             cache_folder=self.config.home / "cache",
         )
@@ -198,6 +198,11 @@ class Pipeline:
         from epicrag.serving.tokenizer import UnitTokenizer
 
         return UnitTokenizer.load(self._model_path(self.config.model))
+
+    @property
+    def _compile_mode(self) -> str:
+        """The mode that the configured policy is defined with, where it is; else the configured one."""
+        return self._policy(None).compile_mode or self.config.compile
 
     def _model_path(self, name: str) -> Path:
         """Return a model's folder, ready to load. The libraries are silenced before their import."""
@@ -218,7 +223,7 @@ class Pipeline:
         config = self.config
         if self._given_engine is not None:
             return self._given_engine.profile
-        return self._identity(config.model, config.device, config.dtype, config.compile)
+        return self._identity(config.model, config.device, config.dtype, self._compile_mode)
 
     def _identity(self, name: str, *settings: object) -> str:
         from epicrag.identity import identity_of
@@ -334,7 +339,10 @@ class Pipeline:
     ) -> tuple[list[Hit], float]:
         """Return the passages, each text once, and the milliseconds that finding them took."""
         if chunks is not None:
-            return list({hit.chunk.id: hit for hit in reversed(chunks)}.values())[::-1], 0.0
+            once: dict[str, Hit] = {}
+            for hit in chunks:
+                once.setdefault(hit.chunk.id, hit)
+            return list(once.values()), 0.0
         self._refuse_empty()
         _ = self.embedder, self.vectors  # loading them is no part of the question
         began = time.perf_counter()

@@ -231,9 +231,12 @@ class Catalog:
 
     def vector_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the ids of all vectors, ascending, and the chunk row of each: (N,), (N,)."""
-        rows = self._rows("SELECT id, chunk_row FROM vectors ORDER BY id")
+        rows = self._rows(
+            "SELECT id, chunk_row FROM vectors"
+        )  # unordered: read from an index alone
         table = np.array(rows, np.int64).reshape(-1, 2)
-        return table[:, 0].copy(), table[:, 1].copy()
+        ids, chunk_rows = table[np.argsort(table[:, 0])].T.copy()
+        return ids, chunk_rows
 
     # --- KV ---
 

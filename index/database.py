@@ -59,16 +59,16 @@ class Database:
     @contextmanager
     def snapshot(self) -> Iterator[None]:
         """All reads within see one state of the database."""
-        with self._mutex, translated(self.file):
-            if not self._connection.in_transaction:
-                self._connection.execute("BEGIN")
+        with self._mutex:
+            if not self._depth:
+                self.rows("BEGIN")
             self._depth += 1
             try:
                 yield
             finally:
                 self._depth -= 1
-                if not self._depth and self._connection.in_transaction:
-                    self._connection.execute("COMMIT")
+                if not self._depth:
+                    self.rows("COMMIT")
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -108,7 +108,8 @@ def damaged(file: Path, detail: str) -> DamagedError:
 
 def _translation(error: sqlite3.Error, file: Path) -> EpicragError | None:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code
-    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+    is_torn = code == sqlite3.SQLITE_ERROR and str(error).startswith("no such")  # table or column
+    if is_torn or code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         return damaged(file, str(error))
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return LockedError(f"another process is writing to {file}", "try again when it is done")
@@ -146,8 +147,7 @@ def _check_magic(file: Path) -> None:
 
 def _connect(file: Path) -> sqlite3.Connection:
     """Connect; a folder that cannot be written to is opened as it lies there, to read only."""
-    log = file.with_name(file.name + "-wal")
-    frozen = file.exists() and not _is_writable(file.parent) and not _holds_anything(log)
+    frozen = file.exists() and not _is_writable(file.parent) and not _is_in_use(file)
     uri = "file:" + quote(os.fsencode(file.absolute())) + ("?immutable=1" if frozen else "")
     connection = sqlite3.connect(
         uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -158,6 +158,12 @@ def _connect(file: Path) -> sqlite3.Connection:
 
 def _is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _is_in_use(file: Path) -> bool:
+    """Return whether a connection is open, or one that was killed left commits in the log."""
+    log, shared = (file.with_name(file.name + suffix) for suffix in ("-wal", "-shm"))
+    return shared.exists() or _holds_anything(log)
 
 
 def _prepare(connection: sqlite3.Connection, file: Path, create: bool) -> None:

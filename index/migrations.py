@@ -39,23 +39,25 @@ MIGRATIONS = (
             media TEXT NOT NULL
         );
 
+        -- The text stands last: what is read without it does not walk over it.
         CREATE TABLE chunks (
             row INTEGER PRIMARY KEY AUTOINCREMENT,
             document_row INTEGER NOT NULL REFERENCES documents (row) ON DELETE CASCADE,
             ordinal INTEGER NOT NULL,
+            id TEXT NOT NULL,
+            n_tokens INTEGER NOT NULL,
             start INTEGER NOT NULL,
             "end" INTEGER NOT NULL,
-            text TEXT NOT NULL,
-            title TEXT,
             page INTEGER,
             line_first INTEGER,
             line_last INTEGER,
             heading TEXT,
-            n_tokens INTEGER NOT NULL,
-            id TEXT NOT NULL,
+            title TEXT,
+            text TEXT NOT NULL,
             UNIQUE (document_row, ordinal)
         );
         CREATE INDEX chunks_by_id ON chunks (id);
+        CREATE INDEX chunks_by_size ON chunks (document_row, n_tokens);
 
         -- AUTOINCREMENT: an id that FAISS may still know is never given to another vector.
         CREATE TABLE vectors (

@@ -95,7 +95,8 @@ class VectorIndex:
         scores, ids = self._index.search(row, n)
         best: dict[int, float] = {}
         for vector_id, score in zip(ids[0].tolist(), scores[0].tolist(), strict=True):
-            best.setdefault(self._rows[vector_id], min(max(score, -1.0), 1.0))
+            if vector_id >= 0:  # FAISS fills up with -1 where nothing compares
+                best.setdefault(self._rows[vector_id], min(max(score, -1.0), 1.0))
         return best
 
     def _build(self) -> None:
@@ -123,7 +124,7 @@ class VectorIndex:
         """Write the copy under a temporary name and rename it; a failure costs the next open a rebuild."""
         temporary = self._file.with_name(f"{FILE_NAME}.{secrets.token_hex(8)}.tmp")
         try:
-            temporary.write_bytes(_pack(self._index, str(self._stamp)))
+            _write(temporary, self._index, str(self._stamp))
             os.replace(temporary, self._file)
         except OSError as error:
             _log.warning("the vector index is not saved: %s: %s", self._file, error.strerror)
@@ -168,14 +169,15 @@ def _ids(index: Any) -> NDArray[np.int64]:
     return ids
 
 
-def _pack(index: Any, stamp: str) -> bytes:
-    """Return the file: magic, one line of JSON, and FAISS's own bytes, covered by a checksum."""
+def _write(path: Path, index: Any, stamp: str) -> None:
+    """Write the file: magic, one line of JSON, and FAISS's own bytes, covered by a checksum."""
     import faiss
 
-    body = faiss.serialize_index(index).tobytes() if index is not None else b""
-    return (
-        _MAGIC + json.dumps({"stamp": stamp, "xxh3": _digest(stamp, body)}).encode() + b"\n" + body
-    )
+    body = faiss.serialize_index(index).data if index is not None else b""
+    facts = {"stamp": stamp, "xxh3": _digest(stamp, body)}
+    with open(path, "wb") as file:
+        file.write(_MAGIC + json.dumps(facts).encode() + b"\n")
+        file.write(body)
 
 
 def _unpack(raw: bytes) -> tuple[dict[str, Any] | None, memoryview]:

@@ -43,7 +43,9 @@ class Prepared:
     rotary: Rotary
 
 
-def prepare(positions: Tensor, spans: Sequence[Span], rotary: Rotary, dtype: torch.dtype) -> Prepared:
+def prepare(
+    positions: Tensor, spans: Sequence[Span], rotary: Rotary, dtype: torch.dtype
+) -> Prepared:
     """Work out which queries see which rows. positions: (S,), ascending."""
     deltas = sorted({span.delta for span in spans if span.delta})
     turn_of = {delta: index for index, delta in enumerate(deltas)} | {0: -1}
@@ -114,7 +116,9 @@ def segment_attention(
     n_queries, n_heads, dim = queries.shape
     groups = keys.shape[0]
     repeat = n_heads // groups
-    folded = queries.view(n_queries, groups, repeat, dim).transpose(0, 1).contiguous()  # (G, S, r, D)
+    folded = (
+        queries.view(n_queries, groups, repeat, dim).transpose(0, 1).contiguous()
+    )  # (G, S, r, D)
     turned = _turn_all(folded, prepared) if prepared.cos.shape[0] else folded[None]
     out: Tensor | None = None
     total: Tensor | None = None
@@ -128,7 +132,9 @@ def segment_attention(
             part = part + shifts[call.span][:, None, None]
         if out is None or total is None:
             if call.low:
-                raise ValueError(f"queries 0 to {call.low - 1} see no key: a token sees at least itself")
+                raise ValueError(
+                    f"queries 0 to {call.low - 1} see no key: a token sees at least itself"
+                )
             out, total = _start(part, lse, n_queries)
             continue
         here, there = out[:, call.low : call.high], total[:, call.low : call.high]
@@ -165,7 +171,9 @@ def _attend(
     rows = folded[:, call.low : call.high].reshape(1, groups, n * repeat, dim)
     mask = None
     if call.mask is not None:
-        mask = torch.zeros(call.mask.shape, dtype=rows.dtype).masked_fill_(~call.mask, float("-inf"))
+        mask = torch.zeros(call.mask.shape, dtype=rows.dtype).masked_fill_(
+            ~call.mask, float("-inf")
+        )
         mask = mask.repeat_interleave(repeat, 0)[None, None]
     part, lse = kernel(rows, key, value, 0.0, False, attn_mask=mask, scale=scale)
     return part[0].view(groups, n, repeat, dim), lse[0].view(groups, n, repeat)

@@ -50,7 +50,9 @@ class Prepared:
 def choice(device: torch.device) -> Choice:
     """Return the back end of `segment_attention` on a device."""
     if device.type == "cpu":
-        return Choice("cpu", "torch's blocked attention per span, merged by log-sum-exp, no key copied")
+        return Choice(
+            "cpu", "torch's blocked attention per span, merged by log-sum-exp, no key copied"
+        )
     return Choice("reference", f"plain torch: no kernel of our own for {device.type} yet")
 
 

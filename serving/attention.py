@@ -47,7 +47,6 @@ def register() -> None:
 
 def _no_mask(*_args: Any, **_kwargs: Any) -> None:
     """The batch knows what each token sees; no mask is ever built."""
-    return None
 
 
 def _attention(
@@ -157,9 +156,7 @@ class FlatBatch:
         c = correction
         wide = c.cos.dtype
         fresh = ops.turn(keys[:, c.probes].to(wide), c.cos, c.sin, self.rotary)  # (G, n, D)
-        old = ops.turn(
-            pool_keys[:, c.cached].to(wide), c.cached_cos, c.cached_sin, self.rotary
-        )
+        old = ops.turn(pool_keys[:, c.cached].to(wide), c.cached_cos, c.cached_sin, self.rotary)
         change = (fresh - old).mean(1, keepdim=True) * c.alpha  # (G, 1, D)
         for copy in c.copies:
             source = pool_keys[:, copy.source : copy.source + copy.length]

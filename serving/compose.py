@@ -111,7 +111,9 @@ def plan(layout: Layout, policy: Policy, exact: Mapping[int, bool]) -> Plan:
     for index, segment in enumerate(layout.segments):
         if index not in exact:
             positions.extend(range(segment.start, segment.end))
-            counts["recomputed" if segment.unit.kind in ("system", "chunk") else "fresh"] += segment.length
+            counts["recomputed" if segment.unit.kind in ("system", "chunk") else "fresh"] += (
+                segment.length
+            )
             continue
         rows = range(0) if exact[index] else policy.recompute(segment.length)
         damped = policy.damping if segment.unit.kind == "chunk" and not first_chunk else None

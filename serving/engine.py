@@ -7,20 +7,20 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from epicrag import errors, types
 from epicrag.kernels import ops
+from epicrag.serving.attention import RefusedModel
 from epicrag.serving.cache import ChunkCache
 from epicrag.serving.compile import Frame, Recipe, check_mode
-from epicrag.serving.compose import Layout, compose, plan
+from epicrag.serving.compose import Layout, Plan, compose, plan
 from epicrag.serving.link import Linked, stitch
-from epicrag.serving.attention import RefusedModel
 from epicrag.serving.model import LAYOUT_VERSION, ServedModel
 from epicrag.serving.policies import Full, Policy
 from epicrag.serving.pool import Pool, Run
@@ -60,8 +60,12 @@ class _Watch:
 class Stitched:
     """A prompt in the pool with everything its receipt needs; a context manager that gives all back."""
 
-    def __init__(self, engine: Engine, prompt: Prompt, policy: Policy, mode: str, n_new: int) -> None:
+    def __init__(
+        self, engine: Engine, prompt: Prompt, policy: Policy, mode: str, n_new: int
+    ) -> None:
         self._engine = engine
+        self.computed = 0
+        """Tokens that had to be compiled for this prompt, because no tier had them."""
         self._pins: list[Recipe] = []
         self._prefix = Match()
         self._linked: Linked | None = None
@@ -81,7 +85,6 @@ class Stitched:
         recipes = engine.recipes(self.layout, prompt, self.mode)
         resident: dict[int, tuple[Run, ...]] = {}
         exact: dict[int, bool] = {}
-        self.computed = 0
         if self.policy.reuse == "chunks":
             ids = self.layout.ids
             for index, recipe in recipes.items():
@@ -128,14 +131,14 @@ class Stitched:
         prefix, self._prefix = self._prefix, Match()
         self._engine.prefixes.release(prefix)
 
-    def __enter__(self) -> Stitched:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def plan_prefix(layout: Layout, length: int) -> Any:
+def plan_prefix(layout: Layout, length: int) -> Plan:
     """The plan of a prompt whose first `length` tokens are reused exactly and the rest computed."""
     whole = plan(layout, Full(), {})
     context = sum(s.length for s in layout.segments if s.unit.kind in ("system", "chunk"))
@@ -172,7 +175,7 @@ class Generation:
         if closing:
             closing()
 
-    def __enter__(self) -> Generation:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -185,7 +188,7 @@ class Generation:
 
     @property
     def finish_reason(self) -> str:
-        """"stop" (an end token or a stop string) or "length" (max_tokens, or the window was full)."""
+        """ "stop" (an end token or a stop string) or "length" (max_tokens, or the window was full)."""
         return self._state.finish_reason
 
     @property
@@ -209,6 +212,12 @@ class Generation:
         return tuple(self._state.token_ids)
 
 
+class Steps(Protocol):
+    """What decoding asks for: tokens in, logits out."""
+
+    def step(self, tokens: Sequence[int]) -> Tensor: ...
+
+
 @dataclass(slots=True)
 class _State:
     text: str = ""
@@ -217,10 +226,7 @@ class _State:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     pieces_used: int = 0
-    token_ids: list[int] = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        self.token_ids = []
+    token_ids: list[int] = field(default_factory=list)
 
 
 class Engine:
@@ -289,7 +295,9 @@ class Engine:
             "layout": str(LAYOUT_VERSION),
             "namespace": namespace,
         }
-        profile = hashlib.sha256("|".join(f"{k}={v}" for k, v in parts.items()).encode()).hexdigest()
+        profile = hashlib.sha256(
+            "|".join(f"{k}={v}" for k, v in parts.items()).encode()
+        ).hexdigest()
         self.cache = ChunkCache(
             model,
             self.pool,
@@ -428,7 +436,9 @@ class Engine:
     ) -> Stitched:
         """Put a prompt into the pool under a policy, with room for `n_new` tokens. For benches and tests:
         `generate` is this with sampling around it."""
-        return Stitched(self, prompt, policy, policy.compile_mode or mode or self.compile_mode, n_new)
+        return Stitched(
+            self, prompt, policy, policy.compile_mode or mode or self.compile_mode, n_new
+        )
 
     def generate(
         self,
@@ -477,7 +487,7 @@ class Engine:
                 state.receipt = replace(state.receipt, ms=replace(ms, total=watch.total()))
 
     def _steps(
-        self, linked: Linked, logits: Tensor, sampling: Sampling, state: _State
+        self, linked: Steps, logits: Tensor, sampling: Sampling, state: _State
     ) -> Iterator[str]:
         """Choose, show and append tokens until an end; the first yield comes with the first token."""
         sampler = Sampler(sampling)
@@ -534,7 +544,7 @@ class Engine:
             logits = linked.step(layout.ids)
             state.prompt_tokens = layout.n_tokens
             state.pieces_used = len(prompt.pieces) - layout.dropped
-            steps = self._steps(linked, logits[-1], sampling, state)  # type: ignore[arg-type]
+            steps = self._steps(linked, logits[-1], sampling, state)
             first = next(steps, "")
             now = watch.total()
             ms = types.Timings(select=select, link=now - select, first_token=now, total=now)

@@ -68,18 +68,14 @@ class Linked:
         if runs:
             self.pool.release(runs)
 
-    def _forward(
-        self, tokens: list[int], last: int, corrections: tuple[Correction, ...]
-    ) -> Tensor:
+    def _forward(self, tokens: list[int], last: int, corrections: tuple[Correction, ...]) -> Tensor:
         low, high = self.used, self.used + len(tokens)
         place = self.places[low:high]
         spans = [*self.shared, *private_spans(self.rows[:high], self.places[:high])]
         prepared = ops.prepare(place, spans, self.rotary, compute_dtype(self.model.dtype))
         request = Request(0, len(tokens), self.rows[low:high], prepared, corrections, self.shifts)
         batch = FlatBatch(self.pool, self.rotary, [request])
-        logits = self.model.forward(
-            tokens, place, batch, range(len(tokens) - last, len(tokens))
-        )
+        logits = self.model.forward(tokens, place, batch, range(len(tokens) - last, len(tokens)))
         self.used = high
         return logits
 
@@ -110,15 +106,15 @@ def stitch(
     copies: dict[int, list[tuple[Reused, int, ops.Span]]] = {}
     spare = every[n_tokens:].tolist()
     for part in plan.reused:
-        for span, local in _spans(part, layout.segments[part.segment].start, resident[part.segment]):
+        for span, local in _spans(
+            part, layout.segments[part.segment].start, resident[part.segment]
+        ):
             if not part.corrected:
                 shared.append(span)
                 continue
             # The copy may cross from one private run to the next: one span for each stretch of rows.
             for source, target, length, skip in _stretches(span, spare):
-                moved = ops.Span(
-                    target, source, length, span.delta, span.first + skip, span.bias
-                )
+                moved = ops.Span(target, source, length, span.delta, span.first + skip, span.bias)
                 copies.setdefault(part.segment, []).append((part, local + skip, moved))
                 shared.append(moved)
     linked = Linked(model, pool, rotary, layout, plan, shared, runs, rows, places)
@@ -176,7 +172,9 @@ def _prepare_corrections(
         for _, low, span in parts:
             where = torch.arange(low, low + span.length, device=device)
             made.append(
-                Copied(span.value_start, span.key_start, span.length, *ops.angles(where, rotary, dtype))
+                Copied(
+                    span.value_start, span.key_start, span.length, *ops.angles(where, rotary, dtype)
+                )
             )
         corrections.append(
             Correction(

@@ -50,7 +50,12 @@ class ServedModel:
 
     @classmethod
     def load(
-        cls, folder: Path, *, device: str = "auto", dtype: str = "auto", cache_folder: Path | None = None
+        cls,
+        folder: Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        cache_folder: Path | None = None,
     ) -> ServedModel:
         """Load a model folder. DeviceError for a missing device or memory, UsageError for a bad folder."""
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -68,14 +73,14 @@ class ServedModel:
             module = AutoModelForCausalLM.from_pretrained(
                 str(folder),
                 dtype=kind,
-                attn_implementation="sdpa",
                 local_files_only=True,
                 use_safetensors=True,
             )
             module = module.to(where).eval()
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise DeviceError(
-                f"{folder.name} does not fit into the memory of {where}", "use a smaller model (--model)"
+                f"{folder.name} does not fit into the memory of {where}",
+                "use a smaller model (--model)",
             ) from error
         except (OSError, ValueError, KeyError) as error:
             raise UsageError(
@@ -134,19 +139,25 @@ class ServedModel:
         """
         modules = [m for m in self.module.modules() if hasattr(m, "inv_freq")]
         if not modules:
-            raise RefusedModel("it has no rotary position embedding (inv_freq) to relocate keys with")
+            raise RefusedModel(
+                "it has no rotary position embedding (inv_freq) to relocate keys with"
+            )
         frequencies = [m.inv_freq.detach().float() for m in modules]
         if any(f.shape != frequencies[0].shape or not f.equal(frequencies[0]) for f in frequencies):
             raise RefusedModel("its layers use different rotary frequencies")
         kinds = {str(getattr(m, "rope_type", "default")) for m in modules}
         if not kinds <= set(_FIXED_ROPE):
-            raise RefusedModel(f"its rotary frequencies depend on the prompt's length ({', '.join(kinds)})")
+            raise RefusedModel(
+                f"its rotary frequencies depend on the prompt's length ({', '.join(kinds)})"
+            )
         dim = 2 * frequencies[0].numel()
         for interleaved in (False, True):
             rotary = ops.Rotary(frequencies[0], dim, interleaved)
             if dim <= self.geometry().head_dim and self._carries(rotary):
                 return rotary
-        raise RefusedModel("no rotation by its own frequencies carries a key from one position to another")
+        raise RefusedModel(
+            "no rotation by its own frequencies carries a key from one position to another"
+        )
 
     def layer0_keys(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
         """The first layer's keys, as the model itself turns them, (G, T, D) in float32."""

@@ -180,15 +180,31 @@ def _joined(base: Policy) -> str:
 
 _Maker = Callable[[list[float], Policy], Policy]
 
+
+def _legolink(numbers: list[float], _: Policy) -> Policy:
+    return LegoLink(int(numbers[0])) if numbers else LegoLink()
+
+
+def _damp(numbers: list[float], base: Policy) -> Policy:
+    given = [*numbers, *(Damp().tokens, Damp().amount)[len(numbers) :]]
+    return Damp(int(given[0]), given[1], base)
+
+
+def _correct(numbers: list[float], base: Policy) -> Policy:
+    return Correct(numbers[0], base) if numbers else Correct(base=base)
+
+
 _MAKERS: dict[str, tuple[int, _Maker]] = {
     "full": (0, lambda _, __: Full()),
     "prefix": (0, lambda _, __: Prefix()),
     "none": (0, lambda _, __: Naive()),
     "legolink-0": (0, lambda _, __: LegoLink0()),
-    "legolink": (1, lambda n, _: LegoLink(*(int(x) for x in n))),
-    "damp": (2, lambda n, base: Damp(*(int(x) if i == 0 else x for i, x in enumerate(n)), base=base)),
-    "correct": (1, lambda n, base: Correct(*n, base=base)),
+    "legolink": (1, _legolink),
+    "damp": (2, _damp),
+    "correct": (1, _correct),
 }
+"""How many numbers each takes at most, and how it is made from them and the policy it wraps."""
+
 _WRAPPERS = ("damp", "correct")
 _TERM = re.compile(r"([a-z]+(?:-0)?)(?:\(([^()]*)\))?")
 
@@ -220,7 +236,9 @@ def parse_policy(text: str) -> Policy:
 def _with_base(policy: Policy, bases: list[tuple[str, list[float]]], text: str) -> Policy:
     """`correct` alone means after `legolink`; after something that recomputes nothing it means nothing."""
     if bases:
-        raise _unknown(text, f"correct needs a policy that recomputes tokens, {bases[0][0]} does not")
+        raise _unknown(
+            text, f"correct needs a policy that recomputes tokens, {bases[0][0]} does not"
+        )
     if isinstance(policy, Damp):
         return Damp(policy.tokens, policy.amount, base=LegoLink())
     return LegoLink()

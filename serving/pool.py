@@ -90,7 +90,9 @@ class Pool:
                     f"{self.free_pages * self.page_size:,} of {self.n_pages * self.page_size:,} are free",
                     "raise kv_memory (--kv-memory), or ask with fewer chunks (-k)",
                 )
-        return tuple(Run(r.start * self.page_size, r.length * self.page_size) for r in self._take(pages))
+        return tuple(
+            Run(r.start * self.page_size, r.length * self.page_size) for r in self._take(pages)
+        )
 
     def release(self, runs: Sequence[Run]) -> None:
         """Give runs back that `allocate` returned."""
@@ -138,7 +140,9 @@ class Pool:
         runs, done = [], 0
         for page_run in pages:
             run = Run(page_run.start, min(page_run.length, rows - done))
-            self.keys[:, :, run.start : run.start + run.length] = keys[:, :, done : done + run.length]
+            self.keys[:, :, run.start : run.start + run.length] = keys[
+                :, :, done : done + run.length
+            ]
             self.values[:, :, run.start : run.start + run.length] = values[
                 :, :, done : done + run.length
             ]
@@ -206,7 +210,9 @@ class Pool:
         pages = [
             page
             for run in owned
-            for page in range(run.start // self.page_size, (run.start + run.length) // self.page_size)
+            for page in range(
+                run.start // self.page_size, (run.start + run.length) // self.page_size
+            )
         ]
         free = [page for run in self._free for page in range(run.start, run.start + run.length)]
         assert sorted(pages + free) == list(range(self.n_pages)), "pages lost or owned twice"

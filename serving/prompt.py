@@ -86,7 +86,7 @@ class ChatFormat:
             text = self.renderer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
-        except Exception:  # the template's own refusal: jinja errors of any kind, e.g. no system role
+        except Exception:  # noqa: BLE001 - a template refuses in its own way, e.g. a system role
             return None
         pieces = []
         for mark in marks:

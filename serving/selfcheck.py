@@ -11,10 +11,10 @@ import torch
 
 from epicrag.errors import EpicragError
 from epicrag.kernels import ops
+from epicrag.serving.attention import RefusedModel
 from epicrag.serving.compile import Recipe, compile_batch
 from epicrag.serving.compose import Layout, Segment, plan
 from epicrag.serving.link import stitch
-from epicrag.serving.attention import RefusedModel
 from epicrag.serving.policies import Full, LegoLink, Policy
 from epicrag.serving.prompt import Unit
 
@@ -43,14 +43,13 @@ def check(engine: Engine) -> None:
 
 
 def _layout(ids: list[int], cuts: tuple[int, int]) -> Layout:
-    edges = [0, *cuts, len(ids)]
-    kinds = ("system", "chunk", "question")
-    return Layout(
-        tuple(
-            Segment(Unit(kind, tuple(ids[low:high]), 0 if kind == "chunk" else -1), low)
-            for kind, low, high in zip(kinds, edges, edges[1:], strict=False)
-        )
+    first, second = cuts
+    units = (
+        Unit("system", tuple(ids[:first])),
+        Unit("chunk", tuple(ids[first:second]), 0),
+        Unit("question", tuple(ids[second:])),
     )
+    return Layout(tuple(map(Segment, units, (0, first, second))))
 
 
 def _logits(engine: Engine, layout: Layout, policy: Policy) -> Tensor:

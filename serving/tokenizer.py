@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,9 @@ class UnitTokenizer:
     Loads without torch and without the model's weights.
     """
 
-    def __init__(self, full: Tokenizer, plain: Tokenizer, special: dict[str, int], digest: str) -> None:
+    def __init__(
+        self, full: Tokenizer, plain: Tokenizer, special: dict[str, int], digest: str
+    ) -> None:
         self._full = full
         self._plain = plain
         self._special = special
@@ -102,7 +105,7 @@ class UnitTokenizer:
                 start = text.find(content, start + 1)
         edges = sorted(cuts)
         ids: list[int] = []
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in pairwise(edges):
             ids.extend(self._plain.encode(text[low:high], add_special_tokens=False).ids)
         # What is left are ids that single characters map to; a model without them reads less, safely.
         return [token for token in ids if token not in self.special_ids]

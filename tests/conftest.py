@@ -59,7 +59,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("GlmConfig", {"head_dim": 16}),
     # Refused for reuse, each for its own reason, and served by full prefill.
     "llama-dynamic": ("LlamaConfig", {"rope_parameters": DYNAMIC}),
-    "stablelm": ("StableLmConfig", {}),
+    "stablelm": ("StableLmConfig", {"partial_rotary_factor": 0.5}),
     "gpt2": ("GPT2Config", {"n_positions": 1024}),
     "gemma2": ("Gemma2Config", {"head_dim": 16}),
 }
@@ -81,7 +81,9 @@ def make_tokenizer(folder: Path, *, template: str | None = CHATML, bos: bool = F
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    raw.train_from_iterator(["the cat sat on the mat and then the other cat said hello " * 8], trainer)
+    raw.train_from_iterator(
+        ["the cat sat on the mat and then the other cat said hello " * 8], trainer
+    )
     if bos:
         raw.post_processor = processors.TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", raw.token_to_id("<s>"))]
@@ -125,6 +127,12 @@ def make_model(folder: Path, family: str, **changes: Any) -> Path:
     module.save_pretrained(str(folder))
     make_tokenizer(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer_maker() -> Callable[..., None]:
+    """`make_tokenizer`, for tests that need another template."""
+    return make_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -28,9 +28,7 @@ def test_a_sentence_without_a_marker_gets_that_of_its_passage():
 
 def test_each_sentence_gets_its_own_marker_where_it_ends():
     text, cited = cite("Shipping costs 4.90 euros today. The museum closes at six o'clock.")
-    assert text == (
-        "Shipping costs 4.90 euros today. [2] The museum closes at six o'clock. [3]"
-    )
+    assert text == ("Shipping costs 4.90 euros today. [2] The museum closes at six o'clock. [3]")
     assert cited == {2, 3}
 
 
@@ -79,7 +77,9 @@ def test_numbers_that_point_to_no_source_are_removed(given: str, shown: str):
     assert cite(given)[0] == shown
 
 
-@pytest.mark.parametrize("text", ["Use items[0] or `x[7]` there", "See [1](page.html)", "In [2024]"])
+@pytest.mark.parametrize(
+    "text", ["Use items[0] or `x[7]` there", "See [1](page.html)", "In [2024]"]
+)
 def test_brackets_that_are_no_markers_are_left_alone(text: str):
     shown, cited = cite(text)
     assert shown == text
@@ -92,7 +92,9 @@ def test_code_is_left_alone():
 
 
 def test_an_abbreviation_does_not_end_a_sentence():
-    assert cite("Dr. Smith said returns are accepted within 45 days of purchase.")[0].count("[1]") == 1
+    assert (
+        cite("Dr. Smith said returns are accepted within 45 days of purchase.")[0].count("[1]") == 1
+    )
 
 
 def test_a_heading_and_a_lead_in_get_no_marker():
@@ -129,7 +131,13 @@ def test_without_passages_every_marker_goes():
 
 
 def test_numbers_and_words_are_normalised():
-    assert words_of("The fees: 4,471 EUR, state-of-the-art!") == ["fee", "4471", "eur", "state", "art"]
+    assert words_of("The fees: 4,471 EUR, state-of-the-art!") == [
+        "fee",
+        "4471",
+        "eur",
+        "state",
+        "art",
+    ]
 
 
 def test_ties_go_to_the_better_ranked_passage():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 
@@ -76,6 +79,35 @@ def test_torn_pages_are_damage_at_latest_when_they_are_read(catalog, put, tmp_pa
     monkeypatch.setattr(database, "_QUICK_CHECK_BYTES", 0)  # as for a large index
     with pytest.raises(DamagedError), Catalog.open(tmp_path) as again:
         list(again.all_chunks())
+
+
+def test_catalog_that_lost_a_table_is_damage(catalog, tmp_path):
+    catalog.close()
+    for table in ("vectors", "migrations"):
+        connection = sqlite3.connect(tmp_path / FILE_NAME)
+        connection.execute(f"DROP TABLE {table}")
+        connection.close()
+        with pytest.raises(DamagedError, match="no such table"), Catalog.open(tmp_path) as again:
+            again.counts()
+
+
+def test_error_of_the_caller_within_a_snapshot_is_left_as_it_is(catalog):
+    with pytest.raises(FileNotFoundError), catalog.snapshot():
+        raise FileNotFoundError("theirs")
+    catalog.set_setting("x", "1")
+
+
+def test_many_processes_may_make_the_index_at_once(tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from epicrag.index.catalog import Catalog;"
+        "Catalog.open(Path(sys.argv[1]), create=True).close()"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    running = [subprocess.Popen(command, env=environment) for _ in range(4)]
+    assert [process.wait() for process in running] == [0] * 4
+    with Catalog.open(tmp_path) as catalog:
+        assert catalog.counts().documents == 0
 
 
 def test_someone_elses_database_is_refused_and_left_alone(tmp_path):

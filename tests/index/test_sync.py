@@ -105,6 +105,14 @@ def test_moved_folder_keeps_its_names_apart(tree):
     }
 
 
+def test_file_that_kept_its_name_is_not_renamed_a_second_time(tree):
+    tree.files = {"/d/old/x": "1"}
+    tree.ingest()
+    result = tree.plan("/d", files={"/d/new/w": "1", "/d/new/x": "1"})
+    assert [(old, entry.path) for old, entry in result.rename] == [("/d/old/x", "/d/new/x")]
+    assert paths(result.add) == ["/d/new/w"]
+
+
 def test_swapped_files_are_changed(tree):
     tree.files = {"/d/a": "1", "/d/b": "2"}
     tree.ingest()

@@ -95,6 +95,11 @@ def test_asking_for_none_or_too_many_is_fine(catalog, add, tmp_path):
     assert index.search(np.zeros(2, np.float32), 1)[0][1] == 0
 
 
+def test_query_that_is_not_finite_finds_nothing_and_does_not_crash(catalog, add, tmp_path):
+    add("/a", unit([1, 0]))
+    VectorIndex.open(catalog, tmp_path).search(np.full(2, np.nan, np.float32), 3)
+
+
 def test_query_of_another_dimension_is_a_mismatch(catalog, add, tmp_path):
     add("/a", unit([1, 0]))
     with pytest.raises(MismatchError, match=r"2 numbers.* 3"):
@@ -255,6 +260,8 @@ def test_folder_in_the_place_of_the_copy_is_told_and_harmless(catalog, add, tmp_
 
 def test_read_only_folder_is_searched_without_a_copy(catalog, add, tmp_path, read_only, caplog):
     (row,) = add("/a", unit([1, 0]))
+    VectorIndex.open(catalog, tmp_path)
+    (tmp_path / FILE_NAME).unlink()
     catalog.close()
     folder = read_only(tmp_path)
     with Catalog.open(folder) as frozen:

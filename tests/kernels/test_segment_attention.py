@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from epicrag.kernels import ops, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from epicrag.kernels import ops, reference
 
 GROUPS, REPEAT, DIM, ROWS = 2, 3, 16, 256
 
@@ -42,9 +43,7 @@ def prompts(draw: st.DrawFn):
         first = draw(st.integers(0, length - 1))
         own.extend(range(place, place + first))
         bias = draw(st.sampled_from([0.0, -4.0]))
-        spans.append(
-            ops.Span(row + first, row + first, length - first, place, place + first, bias)
-        )
+        spans.append(ops.Span(row + first, row + first, length - first, place, place + first, bias))
         row += length
         place += length
     own.extend(range(place, place + draw(st.integers(1, 6))))

@@ -5,6 +5,7 @@ from itertools import permutations
 
 import pytest
 import torch
+
 from epicrag.kernels import ops
 from epicrag.serving.compile import Recipe, compile_batch
 from epicrag.serving.policies import Full, LegoLink, Naive, Prefix, parse_policy
@@ -134,7 +135,10 @@ def shared_rows(engine, stitched) -> str:
     """Digest of all pool rows that the prompt reads but does not own."""
     digest = hashlib.sha256()
     for span in stitched.linked.shared:
-        for rows, start in ((engine.pool.keys, span.key_start), (engine.pool.values, span.value_start)):
+        for rows, start in (
+            (engine.pool.keys, span.key_start),
+            (engine.pool.values, span.value_start),
+        ):
             part = rows[:, :, start : start + span.length]
             digest.update(part.contiguous().numpy().tobytes())
     return digest.hexdigest()
@@ -153,7 +157,9 @@ def test_gate_4_order_and_earlier_requests_change_nothing(engine, policy):
         assert torch.equal(logits(engine, prompt(*(TEXTS[i] for i in order)), policy), want)
 
 
-@pytest.mark.parametrize("policy", ["legolink(5)", "damp(2,15)+legolink(5)", "legolink(5)+correct(0.5)"])
+@pytest.mark.parametrize(
+    "policy", ["legolink(5)", "damp(2,15)+legolink(5)", "legolink(5)+correct(0.5)"]
+)
 def test_a_request_never_changes_the_pages_it_shares(engine, policy):
     asked = prompt(*TEXTS)
     with engine.stitched(asked, Naive(), mode="isolated") as bystander:

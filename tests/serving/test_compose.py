@@ -1,0 +1,100 @@
+"""The plan of a prompt: positions and counts add up for every policy, whatever the sizes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epicrag.serving.compose import compose, plan
+from epicrag.serving.policies import Full, parse_policy
+from epicrag.serving.prompt import Unit
+
+POLICIES = [
+    "full",
+    "none",
+    "legolink(3)",
+    "legolink(1000)",
+    "damp(4,15)",
+    "damp(4,15)+legolink(2)",
+    "legolink(5)+correct(0.5)",
+]
+
+
+def units(sizes: list[int], system: int = 5, question: int = 4) -> list[Unit]:
+    out = [Unit("system", tuple(range(system)))]
+    for index, size in enumerate(sizes):
+        out.append(Unit("label", (1, 2), index))
+        out.append(Unit("chunk", tuple(range(100, 100 + size)), index))
+    return [*out, Unit("question", tuple(range(question)))]
+
+
+@given(st.lists(st.integers(1, 40), max_size=6), st.sampled_from(POLICIES), st.booleans())
+def test_every_position_is_computed_or_read_exactly_once(sizes, policy, first_exact):
+    layout = compose(units(sizes), 10_000)
+    exact = {
+        index: segment.unit.kind == "system" or (first_exact and index == 2)
+        for index, segment in enumerate(layout.segments)
+        if segment.cacheable
+    }
+    chosen = parse_policy(policy)
+    made = plan(layout, chosen, exact if chosen.reuse == "chunks" else {})
+    read = [
+        layout.segments[part.segment].start + row
+        for part in made.reused
+        for row in range(part.low, part.high)
+    ]
+    assert sorted([*made.positions, *read]) == list(range(layout.n_tokens))
+    assert list(made.positions) == sorted(made.positions)
+    context = sum(s.length for s in layout.segments if s.unit.kind in ("system", "chunk"))
+    assert made.exact + made.stitched + made.recomputed == context
+    assert made.exact + made.stitched + made.recomputed + made.fresh == layout.n_tokens
+    assert made.exact + made.stitched == len(read)
+
+
+def test_legolink_skips_the_system_prompt_and_counts_the_first_chunk():
+    layout = compose(units([10, 10]), 1000)
+    made = plan(layout, parse_policy("legolink(3)"), {0: True, 2: False, 4: False})
+    assert made.recomputed == 6
+    assert {7, 8, 9} <= set(made.positions)  # 5 system + 2 label, then the first chunk
+    assert not set(range(5)) & set(made.positions)
+
+
+def test_damping_spares_the_first_chunk():
+    layout = compose(units([10, 10]), 1000)
+    made = plan(layout, parse_policy("damp(4,15)"), {0: True, 2: False, 4: False})
+    assert [(part.segment, part.low, part.high) for part in made.reused if part.bias] == [(4, 0, 4)]
+    assert all(part.bias in (0.0, -15.0) for part in made.reused)
+
+
+def test_whole_chunks_are_dropped_from_the_tail_until_it_fits():
+    layout = compose(units([10, 10, 10]), 5 + 4 + 2 * 12)
+    assert layout.dropped == 1
+    assert [s.unit.piece for s in layout.segments if s.unit.kind == "chunk"] == [0, 1]
+    assert layout.n_tokens == 33
+
+
+def test_a_window_that_is_too_small_drops_every_chunk_and_says_so():
+    layout = compose(units([10, 10]), 3)
+    assert layout.dropped == 2
+    assert [s.unit.kind for s in layout.segments] == ["system", "question"]
+
+
+def test_segments_stand_one_after_another():
+    layout = compose(units([3, 7]), 1000)
+    ends = [0]
+    for segment in layout.segments:
+        assert segment.start == ends[-1]
+        ends.append(segment.end)
+    assert len(layout.ids) == layout.n_tokens == ends[-1]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_question_is_always_fresh(policy):
+    layout = compose(units([8]), 1000)
+    chosen = parse_policy(policy)
+    made = plan(layout, chosen, {0: True, 2: False} if chosen.reuse == "chunks" else {})
+    assert set(range(15, 19)) <= set(made.positions)
+
+
+def test_full_computes_everything():
+    layout = compose(units([8, 9]), 1000)
+    assert plan(layout, Full(), {}).positions == tuple(range(layout.n_tokens))
