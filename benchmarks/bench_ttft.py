@@ -4,7 +4,7 @@ Prompts are N chunks of random words, cached in the pool, in a new order for eve
 Times are from the call to the first token, tokenisation included; `load` from disk is shown apart. Quote the
 ratios: they are of medians, pair by pair from the same run.
 
-    python benchmarks/bench_ttft.py --model DIR [--chunks 6] [--chunk-tokens 490] [--runs 3]
+    python benchmarks/bench_ttft.py [--model DIR] [--chunks 6] [--chunk-tokens 490] [--runs 3]
 """
 
 from __future__ import annotations
@@ -20,17 +20,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+from epicrag.config import load_config
 from epicrag.index.kvstore import KVStore
+from epicrag.models import Models
 from epicrag.serving.engine import Engine
 from epicrag.serving.policies import Policy, parse_policy
 from epicrag.serving.prompt import Piece, Prompt
 from epicrag.serving.sample import Sampling
 
 POLICIES = ("full", "prefix", "none", "legolink(4)", "legolink(16)", "legolink(16)+correct(0.5)")
-WORDS = (
-    "river stone market window garden paper engine letter winter village bridge copper harbour field "
-    "signal kitchen mountain ticket forest lantern theatre valley orchard wheel station feather"
-).split()
+WORDS = ["river", "stone", "market", "window", "garden", "paper", "engine", "letter", "winter", "village", "bridge", "copper", "harbour", "field", "signal", "kitchen", "mountain", "ticket", "forest", "lantern", "theatre", "valley", "orchard", "wheel", "station", "feather"]
+
+
+def configured_model() -> Path:
+    """The folder of the model that `epicrag ask` would use here."""
+    config = load_config({})
+    return Models(config).ensure(config.model)
 
 
 def make_piece(engine: Engine, n_tokens: int, rng: random.Random) -> Piece:
@@ -68,12 +73,13 @@ def time_first_token(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--model", type=Path, help="a model folder (default: the configured model)")
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--chunk-tokens", type=int, default=490)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--decode", type=int, default=16)
     args = parser.parse_args()
+    args.model = args.model or configured_model()
     rng = random.Random(0)
     with tempfile.TemporaryDirectory() as folder:
         store = KVStore(Path(folder))

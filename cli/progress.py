@@ -94,10 +94,9 @@ class Bars:
             self._print(file_line(event.report))
         name = _NAMES[event.stage]
         if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(name, pace="")
-        self._bars.update(
-            self._tasks[name], completed=event.done, total=event.total, pace=_pace(event)
-        )
+            self._tasks[name] = self._bars.add_task(name, total=event.total, pace="")
+        pace = _pace(event).removeprefix(", ")
+        self._bars.update(self._tasks[name], completed=event.done, total=event.total, pace=pace)
 
     def _print(self, line: str) -> None:
         self._bars.console.print(clean(line), markup=False, highlight=False, soft_wrap=True)

@@ -114,10 +114,9 @@ class Draft:
         """Put the heading just written in force, for its own characters too."""
         written = self.text_from(self._start)
         self._heading = self.headings.enter(level, written)
-        first = next((a for a in self._anchors if a.start >= self._start), None)
+        line = self.line
         while self._anchors and self._anchors[-1].start >= self._start:
-            self._anchors.pop()
-        line = first.line if first else self.line
+            line = self._anchors.pop().line
         self._anchors.append(Anchor(self._start, self.page, line, self._heading))
 
     def text_from(self, start: int) -> str:

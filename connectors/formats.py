@@ -124,7 +124,9 @@ def reader_of(path: str) -> Reader | None:
             return reader
     if name in _BARE_CODE:
         return "code"
-    return "text" if name in _BARE_TEXT else None
+    # README.Debian, LICENSE.MIT: what follows the dot is no format
+    stem = name.partition(".")[0]
+    return "text" if stem in _BARE_TEXT and extension not in _NAMES else None
 
 
 def media_of(path: str) -> str:

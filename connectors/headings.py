@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_MAX_CHARS = 200
+
 
 class Headings:
     """A stack of headings: a heading closes those of its own level and deeper."""
@@ -12,7 +14,10 @@ class Headings:
     def enter(self, level: int, heading: str) -> str | None:
         """Open a heading, and return the path of headings now in force."""
         self._open = [(depth, name) for depth, name in self._open if depth < level]
-        if heading := " ".join(heading.split()):
+        heading = " ".join(heading.split())
+        if len(heading) > _MAX_CHARS:  # a paragraph in a heading's clothes
+            heading = heading[: _MAX_CHARS - 1].rstrip() + "…"
+        if heading:
             self._open.append((level, heading))
         return self.path
 

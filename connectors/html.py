@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from epicrag.connectors.base import Parsed
 from epicrag.connectors.draft import Draft
 from epicrag.connectors.html_parts import Parts
+from epicrag.types import Unread
 
 if TYPE_CHECKING:
     from epicrag.types import BlockKind
@@ -60,6 +61,7 @@ _BLOCKS = frozenset(
         "caption",
     ]
 )
+_BETWEEN_NAMES = re.compile(r"\s+[-–—|·•»:]+\s+|:\s+")
 _NO_TITLES = frozenset({"title", "untitled", "untitled document", "index", "home", "document"})
 _MAX_TITLE_CHARS = 200
 
@@ -71,7 +73,7 @@ def declared_charset(data: bytes) -> str | None:
     return found[1].decode("ascii", "replace") if found else None
 
 
-def parse_html(text: str, encoding: str | None = None) -> Parsed:
+def parse_html(text: str, encoding: str | None = None) -> Parsed | Unread:
     """Read a page. Table rows are lines with ` | ` between cells; list items begin with `- `."""
     import lxml.etree
     import lxml.html
@@ -83,6 +85,8 @@ def parse_html(text: str, encoding: str | None = None) -> Parsed:
         root = lxml.html.document_fromstring(text.encode("utf-8"), parser=parser)
     except lxml.etree.ParserError:  # nothing but white space or comments
         return Parsed(text="", media="text/html", encoding=encoding)
+    if any(entry.type_name == "ERR_RESOURCE_LIMIT" for entry in parser.error_log):
+        return Unread("failed", "elements nested too deeply: what they hold cannot be read")
     parts = Parts(root)
     writer = _Writer(parts)
     writer.run()
@@ -101,7 +105,7 @@ def _title(root: Any, first_heading: str | None) -> str | None:
     """The page's own title; where it only adds the site's name to the main heading, the heading."""
     node = root.find(".//head/title")
     title = " ".join((node.text_content() if node is not None else "").split())
-    if first_heading and (not title or first_heading in title):
+    if first_heading and (not title or first_heading in _BETWEEN_NAMES.split(title)):
         title = first_heading
     if title.lower() in _NO_TITLES or len(title) > _MAX_TITLE_CHARS:
         return None

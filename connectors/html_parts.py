@@ -169,6 +169,8 @@ class Parts:
         """A list of nothing but links: a menu, or a table of contents, without the name of one."""
         if node.tag not in ("ul", "ol", "table", "dl"):
             return False
+        if node.tag != "table" and next(node.iterancestors("ul", "ol", "dl"), None) is not None:
+            return False  # the list around it has been judged with it
         links = [link for link in node.iter("a") if link.get("href")]
         if len(links) < 2:
             return False

@@ -17,6 +17,7 @@ _RULE = re.compile(r" {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$
 _TABLE = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$")
 _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]+\S")
 _FRONT_TITLE = re.compile(r"^title:[ \t]*(['\"]?)(.+?)\1[ \t]*$", re.MULTILINE)
+_MAX_TITLE_CHARS = 200
 
 
 class _Mark(NamedTuple):
@@ -33,11 +34,12 @@ def parse_markdown(text: str, encoding: str | None = None) -> Parsed:
     scan.run()
     open_headings = Headings()
     headings = [(mark.start, open_headings.enter(mark.level, mark.heading)) for mark in scan.marks]
-    first = next((mark.heading for mark in scan.marks if mark.level == 1 and mark.heading), None)
+    titles = (mark.heading for mark in scan.marks if mark.level == 1 and mark.heading)
+    title = next(titles, None) or scan.front_title
     return Parsed(
         text=text,
         media="text/markdown",
-        title=first or scan.front_title,
+        title=title if title and len(title) <= _MAX_TITLE_CHARS else None,
         encoding=encoding,
         anchors=line_anchors(text, headings),
         blocks=tuple(scan.blocks),

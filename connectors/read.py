@@ -99,7 +99,7 @@ def _parse(reader: Reader, path: str, data: bytes, limits: Limits) -> Parsed | U
     return _parse_text(reader, path, decoded.text, decoded.encoding)
 
 
-def _parse_text(reader: Reader, path: str, text: str, encoding: str) -> Parsed:
+def _parse_text(reader: Reader, path: str, text: str, encoding: str) -> Parsed | Unread:
     if reader == "html":
         from epicrag.connectors.html import parse_html
 

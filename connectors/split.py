@@ -52,6 +52,8 @@ class _Splitter:
         self._text = document.text
         self._counter = counter
         self._budget = budget
+        # Only runs of white space are so long for their tokens; counting must stay quick.
+        self._max_chars = max(_WINDOW_CHARS - 2_000, 8 * budget)
         self._anchor_starts = [anchor.start for anchor in document.anchors]
         self._ends = token_ends(self._text, counter)
         self._header_tokens: dict[str, int] = {}
@@ -108,7 +110,7 @@ class _Splitter:
         room = max(self._budget - self._header_cost(start), 1)
         last = self._page_end(start)
         while True:
-            limit = min(self._reach(start, room), last)
+            limit = min(self._reach(start, room), last, start + self._max_chars)
             end = self._cut(start, limit, last) if room else limit
             chunk = self._chunk(start, end, ordinal)
             if chunk.n_tokens <= self._budget or not room:
@@ -195,7 +197,7 @@ class _Splitter:
         if heading != place.heading:
             place = replace(place, heading=heading)
         model_text = chunk_header(title, heading, text) + text
-        n_tokens = count_tokens(model_text, self._counter)
+        n_tokens = self._counter.count(model_text)
         return Chunk(self._document.path, ordinal, start, end, text, title, place, n_tokens)
 
     def _header_parts(self, heading: str | None, text: str) -> tuple[str | None, str | None]:
@@ -218,16 +220,6 @@ def token_ends(text: str, counter: TokenCounter) -> array[int]:
         ends.extend([start + offset for offset in counter.ends(text[start:end])])
         start = end
     return ends
-
-
-def count_tokens(text: str, counter: TokenCounter) -> int:
-    """Count the tokens of a text of any length. Up to a window's length the count is exact."""
-    total = start = 0
-    while start < len(text):
-        end = _window_end(text, start)
-        total += counter.count(text[start:end])
-        start = end
-    return total
 
 
 def _window_end(text: str, start: int) -> int:

@@ -21,9 +21,10 @@ DEFAULT_LINK_POLICY = "legolink(16)"
 DEFAULT_COMPILE = "prefix"
 DEFAULT_MIN_SCORE = 0.2
 DEFAULT_SYSTEM_PROMPT = (
-    "Answer the question in one short sentence, using only the numbered passages. "
-    "If they do not contain the answer, say that you do not know."
+    "You answer questions from the given documents. Use only what they say, answer briefly, "
+    "and name the document of each fact by its number, like [1]."
 )
+"""What chunks are compiled behind, too: a test holds it equal to the engine's own."""
 
 COMPILE_MODES = ("isolated", "sink", "prefix", "neighbour")
 """The words `compile` may be; a test holds them equal to the engine's own."""

@@ -187,6 +187,8 @@ class _Run:
             self._check_known(path)
         found = walk(given)
         self.roots = found.roots
+        if found.ignored and not found.entries:
+            self._note(f"every file found is hidden or matched by an ignore rule ({found.ignored})")
         self.reports = {report.path: _failed_if_unreadable(report) for report in found.reports}
         unseen = [path for path, report in self.reports.items() if report.status == "failed"]
         planned = plan(self.tools.catalog, found.entries, found.roots, file_digest, spare=unseen)

@@ -234,7 +234,7 @@ class Pipeline:
 
     def ingest(
         self,
-        paths: Sequence[str | Path],
+        paths: Sequence[str | Path] | str | Path,
         *,
         kv: bool = True,
         dry_run: bool = False,
@@ -248,8 +248,9 @@ class Pipeline:
         is False. LockedError: another process is writing. Ctrl-C ends the run early, with a result
         that says `interrupted`; the next run resumes.
         """
+        given = [paths] if isinstance(paths, str | Path) else paths
         with self._writable(dry_run) as tools:
-            return ingest(tools, paths, kv=kv, dry_run=dry_run, yes=yes, progress=progress)
+            return ingest(tools, given, kv=kv, dry_run=dry_run, yes=yes, progress=progress)
 
     @contextmanager
     def _writable(self, dry_run: bool) -> Iterator[Pipeline]:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
@@ -158,7 +158,7 @@ class Generation:
     `close` cancels: pages and pins are given back at once. Leaving a `with` block closes.
     """
 
-    def __init__(self, deltas: Iterator[str], state: _State) -> None:
+    def __init__(self, deltas: Generator[str], state: _State) -> None:
         self._deltas = deltas
         self._state = state
 
@@ -171,9 +171,7 @@ class Generation:
         return delta
 
     def close(self) -> None:
-        closing = getattr(self._deltas, "close", None)
-        if closing:
-            closing()
+        self._deltas.close()
 
     def __enter__(self) -> Self:
         return self
@@ -232,8 +230,8 @@ class _State:
 class Engine:
     """A model with its pool, its chunk cache and its own attention.
 
-    One request runs at a time; a second waits for its turn. `refusal` says why reuse is off for this model,
-    and is None when it is on.
+    Requests may be read side by side, from one thread or several: they take turns token by token. `refusal`
+    says why reuse is off for this model, and is None when it is on.
     """
 
     def __init__(
@@ -456,35 +454,47 @@ class Engine:
         state = _State()
         chosen = check_mode(policy.compile_mode or mode or self.compile_mode)
         run = self._run_plain if self.refusal else self._run
-        return Generation(run(prompt, policy, sampling, chosen, state), state)
+        return Generation(self._by_turns(run(prompt, policy, sampling, chosen, state)), state)
+
+    def _by_turns(self, work: Generator[str]) -> Generator[str]:
+        """Hold the engine only while a token is computed: answers that are read side by side take turns."""
+        try:
+            while True:
+                with self._turn:
+                    delta = next(work, None)
+                if delta is None:
+                    return
+                yield delta
+        finally:
+            with self._turn:
+                work.close()
 
     def _run(
         self, prompt: Prompt, policy: Policy, sampling: Sampling, mode: str, state: _State
-    ) -> Iterator[str]:
-        with self._turn:
-            watch = _Watch()
-            with Stitched(self, prompt, policy, mode, sampling.max_tokens) as stitched:
-                start = watch.total()
-                logits = stitched.linked.link()
-                state.prompt_tokens = stitched.layout.n_tokens
-                state.pieces_used = len(prompt.pieces) - stitched.layout.dropped
-                steps = self._steps(stitched.linked, logits[0], sampling, state)
-                first = next(steps, "")
-                now = watch.total()
-                ms = types.Timings(
-                    load=stitched.load_ms,
-                    stitch=stitched.stitch_ms,
-                    select=stitched.select_ms,
-                    link=now - start,
-                    first_token=now,
-                    total=now,
-                )
-                state.receipt = self._receipt(stitched, ms)
-                yield first
-                yield from steps
-                if policy.reuse == "prefix":
-                    stitched.keep_prefix()
-                state.receipt = replace(state.receipt, ms=replace(ms, total=watch.total()))
+    ) -> Generator[str]:
+        watch = _Watch()
+        with Stitched(self, prompt, policy, mode, sampling.max_tokens) as stitched:
+            start = watch.total()
+            logits = stitched.linked.link()
+            state.prompt_tokens = stitched.layout.n_tokens
+            state.pieces_used = len(prompt.pieces) - stitched.layout.dropped
+            steps = self._steps(stitched.linked, logits[0], sampling, state)
+            first = next(steps, "")
+            now = watch.total()
+            ms = types.Timings(
+                load=stitched.load_ms,
+                stitch=stitched.stitch_ms,
+                select=stitched.select_ms,
+                link=now - start,
+                first_token=now,
+                total=now,
+            )
+            state.receipt = self._receipt(stitched, ms)
+            yield first
+            yield from steps
+            if policy.reuse == "prefix":
+                stitched.keep_prefix()
+            state.receipt = replace(state.receipt, ms=replace(ms, total=watch.total()))
 
     def _steps(
         self, linked: Steps, logits: Tensor, sampling: Sampling, state: _State
@@ -531,38 +541,37 @@ class Engine:
 
     def _run_plain(
         self, prompt: Prompt, policy: Policy, sampling: Sampling, mode: str, state: _State
-    ) -> Iterator[str]:
+    ) -> Generator[str]:
         """Full prefill by transformers alone: what a model gets that reuse is refused for."""
         from epicrag.serving.plain import PlainLinked
 
-        with self._turn:
-            watch = _Watch()
-            layout = self.lay_out(prompt, sampling.max_tokens)
-            cost = plan(layout, Full(), {})
-            select = watch.lap()
-            linked = PlainLinked(self.model)
-            logits = linked.step(layout.ids)
-            state.prompt_tokens = layout.n_tokens
-            state.pieces_used = len(prompt.pieces) - layout.dropped
-            steps = self._steps(linked, logits[-1], sampling, state)
-            first = next(steps, "")
-            now = watch.total()
-            ms = types.Timings(select=select, link=now - select, first_token=now, total=now)
-            state.receipt = types.Receipt(
-                policy="full",
-                compile=mode,
-                context_tokens=cost.recomputed,
-                exact=0,
-                stitched=0,
-                recomputed=cost.recomputed,
-                fresh=cost.fresh,
-                dropped_chunks=layout.dropped,
-                fallback=self.refusal,
-                ms=ms,
-            )
-            yield first
-            yield from steps
-            state.receipt = replace(state.receipt, ms=replace(ms, total=watch.total()))
+        watch = _Watch()
+        layout = self.lay_out(prompt, sampling.max_tokens)
+        cost = plan(layout, Full(), {})
+        select = watch.lap()
+        linked = PlainLinked(self.model)
+        logits = linked.step(layout.ids)
+        state.prompt_tokens = layout.n_tokens
+        state.pieces_used = len(prompt.pieces) - layout.dropped
+        steps = self._steps(linked, logits[-1], sampling, state)
+        first = next(steps, "")
+        now = watch.total()
+        ms = types.Timings(select=select, link=now - select, first_token=now, total=now)
+        state.receipt = types.Receipt(
+            policy="full",
+            compile=mode,
+            context_tokens=cost.recomputed,
+            exact=0,
+            stitched=0,
+            recomputed=cost.recomputed,
+            fresh=cost.fresh,
+            dropped_chunks=layout.dropped,
+            fallback=self.refusal,
+            ms=ms,
+        )
+        yield first
+        yield from steps
+        state.receipt = replace(state.receipt, ms=replace(ms, total=watch.total()))
 
 
 def _store_dtype(dtype: torch.dtype) -> torch.dtype:

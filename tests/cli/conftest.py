@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,12 +145,15 @@ class Run:
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings of whoever runs the tests."""
+    """No settings of whoever runs the tests, and none left behind."""
     for name in ("EPICRAG_INDEX", "EPICRAG_MODEL", "EPICRAG_CONFIG", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("EPICRAG_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     monkeypatch.chdir(tmp_path)
+    logger = logging.getLogger("epicrag")  # the command line takes it over: give it back
+    for name in ("handlers", "propagate", "level"):
+        monkeypatch.setattr(logger, name, getattr(logger, name))
 
 
 @pytest.fixture

@@ -133,7 +133,9 @@ def _file(objects: list[str], encrypted: bool) -> bytes:
         offsets.append(len(body))
         body += f"{number} 0 obj\n{content}\nendobj\n"
     key = "00" * 32
-    lock = f" /Encrypt << /Filter /Standard /V 1 /R 2 /O <{key}> /U <{key}> /P -4 >> /ID [<00> <00>]"
+    lock = (
+        f" /Encrypt << /Filter /Standard /V 1 /R 2 /O <{key}> /U <{key}> /P -4 >> /ID [<00> <00>]"
+    )
     table = "".join(f"{offset:010d} 00000 n \n" for offset in offsets)
     trailer = f"/Size {len(objects) + 1} /Root 1 0 R /Info {len(objects)} 0 R"
     trailer += lock if encrypted else ""

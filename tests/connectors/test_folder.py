@@ -81,7 +81,9 @@ def test_links_are_reported_and_never_lead_astray(tmp_path: Path):
     (folder / "ring").symlink_to("ring")
     found = walk([folder])
     assert names(found, folder) == ["a.txt"]
-    assert {name: (reason or "").split(" to ")[0] for name, reason in reasons(found, folder).items()} == {
+    assert {
+        name: (reason or "").split(" to ")[0] for name, reason in reasons(found, folder).items()
+    } == {
         "x": "broken link",
         "loop": "link out of the given folders,",
         "here": "link",

@@ -2,16 +2,23 @@
 
 import pytest
 
+from epicrag.connectors.base import Parsed
 from epicrag.connectors.html import declared_charset, parse_html
-from epicrag.types import Document
+from epicrag.types import Document, Unread
 
 
 def page(body: str, head: str = "") -> str:
     return f"<html><head>{head}</head><body>{body}</body></html>"
 
 
+def parsed_page(body: str, head: str = "") -> Parsed:
+    parsed = parse_html(page(body, head))
+    assert isinstance(parsed, Parsed), parsed
+    return parsed
+
+
 def text_of(body: str, head: str = "") -> str:
-    return parse_html(page(body, head)).text
+    return parsed_page(body, head).text
 
 
 def test_hidden_text_scripts_and_menus_are_no_text():
@@ -77,12 +84,14 @@ def test_a_table_of_contents_that_repeats_the_headings_is_left_out():
 
 
 def test_blocks_are_set_apart_and_white_space_is_joined():
-    body = "<h1>Top</h1> <p>one\n  two<b>three</b> <i> four</i></p><div>five<div>six</div>seven</div>"
+    body = (
+        "<h1>Top</h1> <p>one\n  two<b>three</b> <i> four</i></p><div>five<div>six</div>seven</div>"
+    )
     assert text_of(body) == "Top\n\none twothree four\n\nfive\n\nsix\n\nseven"
 
 
 def test_line_breaks_are_kept_and_two_of_them_part_paragraphs():
-    parsed = parse_html(page("a <br>b<br><br>c"))
+    parsed = parsed_page("a <br>b<br><br>c")
     assert parsed.text == "a\nb\n\nc"
     assert len(parsed.blocks) == 2
 
@@ -94,7 +103,7 @@ def test_lists_keep_bullets_numbers_and_depth():
 
 def test_table_rows_are_lines_with_cells_apart():
     rows = "<tr><th>Region</th><th>Sales</th></tr><tr><td>North</td><td><p>17</p></td></tr>"
-    parsed = parse_html(page(f"<p>x</p><table>{rows}</table><p>y</p>"))
+    parsed = parsed_page(f"<p>x</p><table>{rows}</table><p>y</p>")
     assert parsed.text == "x\n\nRegion | Sales\nNorth | 17\n\ny"
     assert [block.kind for block in parsed.blocks] == ["paragraph", "row", "row", "paragraph"]
 
@@ -106,7 +115,7 @@ def test_tables_that_lay_out_a_page_are_no_tables():
 
 
 def test_preformatted_text_keeps_its_lines_and_indentation():
-    parsed = parse_html(page("<p>x</p><pre>\n  if a:\n      b()\n\nc</pre>"))
+    parsed = parsed_page("<p>x</p><pre>\n  if a:\n      b()\n\nc</pre>")
     assert parsed.text == "x\n\n  if a:\n      b()\n\nc"
     assert parsed.blocks[1].kind == "code"
 
@@ -118,6 +127,7 @@ def test_lines_between_cjk_characters_are_joined_without_a_space():
 def test_lines_are_those_of_the_source():
     source = "<html>\n<body>\n<h1>Top</h1>\n<p>one\ntwo</p>\n\n<pre>a\nb</pre></body></html>"
     parsed = parse_html(source)
+    assert isinstance(parsed, Parsed)
     document = Document("/a.html", parsed.text, "", anchors=parsed.anchors)
 
     def lines(word: str) -> tuple[int, int] | None:
@@ -135,7 +145,7 @@ def test_lines_are_those_of_the_source():
 
 
 def test_headings_are_in_force_from_their_own_text_on():
-    parsed = parse_html(page("<p>o</p><h1>A</h1><p>x</p><h2>B <i>b</i></h2><p>y</p><h1>C</h1>"))
+    parsed = parsed_page("<p>o</p><h1>A</h1><p>x</p><h2>B <i>b</i></h2><p>y</p><h1>C</h1>")
     document = Document("/a.html", parsed.text, "", anchors=parsed.anchors)
     places = [document.place(b.start, b.end).heading for b in parsed.blocks]
     assert places == [None, "A", "A", "A > B b", "A > B b", "C"]
@@ -147,12 +157,16 @@ def test_headings_are_in_force_from_their_own_text_on():
         ("<title>Duck - Encyclopedia</title>", "<h1>Duck</h1>", "Duck"),
         ("<title> Of\n geese </title>", "<h1>Birds</h1>", "Of geese"),
         ("", "<h1>Birds</h1>", "Birds"),
+        ("<title>A duck's life</title>", "<h1>A</h1>", "A duck's life"),
+        ("<title>Site: Birds | More</title>", "<h1>Birds</h1>", "Birds"),
         ("<title>Untitled document</title>", "<p>x</p>", None),
         ("", "<p>x</p>", None),
     ],
 )
-def test_title_is_the_pages_own_without_the_name_of_the_site(head: str, body: str, title: str | None):
-    assert parse_html(page(body, head)).title == title
+def test_title_is_the_pages_own_without_the_name_of_the_site(
+    head: str, body: str, title: str | None
+):
+    assert parsed_page(body, head).title == title
 
 
 def test_declared_charset_is_found_in_all_its_forms():
@@ -162,10 +176,14 @@ def test_declared_charset_is_found_in_all_its_forms():
     assert declared_charset(b"<p>charset=none</p>") is None
 
 
-def test_a_page_nested_without_end_is_read():
-    assert text_of("<div>" * 20_000 + "deep") == "deep"
+def test_a_page_nested_without_end_is_refused_rather_than_cut():
+    assert text_of("<div>" * 1_000 + "deep") == "deep"
+    answer = parse_html(page("<p>shallow</p>" + "<div>" * 20_000 + "deep"))
+    assert isinstance(answer, Unread) and "nested" in answer.reason
 
 
-@pytest.mark.parametrize("source", ["", "<", "<html>", "</p>", "<table><tr>", "a & b &lt; c", "<?xml?>"])
+@pytest.mark.parametrize(
+    "source", ["", "<", "<html>", "</p>", "<table><tr>", "a & b &lt; c", "<?xml?>"]
+)
 def test_broken_mark_up_does_not_raise(source: str):
     parse_html(source)

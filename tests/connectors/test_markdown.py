@@ -71,7 +71,9 @@ def test_blocks_follow_the_structure():
 
 
 def test_headings_are_in_force_from_their_own_line_on():
-    assert headings(SOURCE, "Preface", "# The", "Words", "Part", "item two", "### Deep", "after") == [
+    assert headings(
+        SOURCE, "Preface", "# The", "Words", "Part", "item two", "### Deep", "after"
+    ) == [
         None,
         "The *Book*",
         "The *Book*",

@@ -111,7 +111,12 @@ def test_limits_name_themselves_their_value_and_their_flag(
 
 
 def test_words_broken_at_line_ends_are_joined_as_the_document_spells_them():
-    pages = ["adip\x02iscing", "a well-known way", "well\x02known and Lucene\x02BM25", "top\ufffe20"]
+    pages = [
+        "adip\x02iscing",
+        "a well-known way",
+        "well\x02known and Lucene\x02BM25",
+        "top\ufffe20",
+    ]
     assert mend_words(pages) == [
         "adipiscing",
         "a well-known way",

@@ -36,6 +36,7 @@ def test_path_digest_and_encoding_are_the_files_own(tmp_path: Path, read_bytes: 
     [
         ("a.docx", "Word (.docx)"),
         ("a.rst", "reStructuredText (.rst)"),
+        ("README.rst", "reStructuredText"),
         ("a.csv", "CSV"),
         ("a.JSON", "JSON"),
         ("a.png", "image"),
@@ -49,7 +50,9 @@ def test_other_formats_are_named_and_not_even_opened(tmp_path: Path, name: str, 
     assert answer.status == "unsupported" and words in answer.reason
 
 
-@pytest.mark.parametrize("name", ["README", "a.LOG", "x.Markdown", "a.htm", "b.PDF", "Makefile"])
+@pytest.mark.parametrize(
+    "name", ["README", "a.LOG", "x.Markdown", "a.htm", "b.PDF", "Makefile", "README.Debian"]
+)
 def test_known_names_are_supported(name: str):
     assert supported(f"/some/where/{name}")
 
@@ -68,6 +71,11 @@ def test_known_names_are_supported(name: str):
 def test_a_text_file_that_is_something_else_is_refused(tmp_path: Path, data: bytes, words: str):
     answer = unread(tmp_path / "a.txt", data)
     assert answer.status == "unsupported" and words in answer.reason
+
+
+def test_text_that_spells_special_tokens_is_kept_as_it_is(read_bytes: ReadBytes):
+    text = "before <|endoftext|> after <|im_end|>\n<s>[INST]"
+    assert read_bytes("a.txt", text.encode()).text == text
 
 
 def test_web_page_under_a_text_name_is_text(read_bytes: ReadBytes):

@@ -1,6 +1,7 @@
 """Chunks tile their document, keep to their budget, and break where a reader would."""
 
 import random
+import re
 import time
 from collections.abc import Sequence
 
@@ -58,7 +59,8 @@ def check(document: Document, counter: TokenCounter, budget: int) -> list[Chunk]
 
 
 HOSTILE = st.text(
-    st.sampled_from("ab A#.\n\n -|`。今🚀👨👩\u200d\u0301\u0308🇩🇪\ufffd\u3000\t\U0001f3fd1"), max_size=300
+    st.sampled_from("ab A#.\n\n -|`。今🚀👨👩\u200d\u0301\u0308🇩🇪\ufffd\u3000\t\U0001f3fd1"),
+    max_size=300,
 )
 
 
@@ -151,7 +153,11 @@ def test_small_sections_are_packed_and_larger_ones_begin_a_chunk():
 
 
 def test_a_heading_is_not_left_behind():
-    text = "# T\n\n" + "".join(f"{'filling words. ' * 7}\n\n## Next {n}\n\n" for n in range(8)) + "end\n"
+    text = (
+        "# T\n\n"
+        + "".join(f"{'filling words. ' * 7}\n\n## Next {n}\n\n" for n in range(8))
+        + "end\n"
+    )
     for budget in range(25, 70):
         chunks = check(markdown(text), LetterCounter(), budget)
         last_lines = [chunk.text.rstrip().rsplit("\n", 1)[-1] for chunk in chunks]
@@ -196,6 +202,24 @@ def test_one_line_of_megabytes_is_split_in_linear_time(words):
     assert all(chunk.n_tokens <= 512 for chunk in chunks)
     assert words.longest_text <= 16_000
     assert time.process_time() - start < 10
+
+
+def test_counts_are_exact_where_few_tokens_hold_many_characters():
+    class Runs:
+        """A run of white space, of any length, is one token: as some tokenizers have it."""
+
+        longest = 0
+
+        def count(self, text: str) -> int:
+            return len(self.ends(text))
+
+        def ends(self, text: str) -> Sequence[int]:
+            self.longest = max(self.longest, len(text))
+            return [found.end() for found in re.finditer(r"\s+|\S{1,5}", text)]
+
+    counter = Runs()
+    check(plain(("word" + " " * 30_000) * 5), counter, 64)
+    assert counter.longest <= 16_000
 
 
 def test_long_runs_of_white_space_end(words):

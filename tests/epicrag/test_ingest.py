@@ -345,3 +345,27 @@ def test_progress_tells_files_and_tokens(museum):
     assert [(e.done, e.total) for e in files] == [(1, 1)]
     kv = [e for e in events if e.stage == "kv"]
     assert [(e.done, e.total, e.computed) for e in kv] == [(3, 3, 3)]
+
+
+def test_a_folder_of_ignored_files_only_says_so(bench):
+    bench.write(".hidden.txt", "words")
+    result = bench.ingest()
+    assert result.files == ()
+    assert "hidden" in result.notes[0]
+
+
+def test_a_single_path_may_be_given_as_text(bench):
+    bench.write("a.txt", "some words")
+    with bench.open() as pipeline:
+        assert pipeline.ingest(str(bench.docs)).counts == {"added": 1}
+
+
+def test_a_long_document_tells_how_far_its_embedding_is(bench, monkeypatch):
+    monkeypatch.setattr(module, "EMBED_BATCH", 2)
+    bench.write("long.txt", "one two three. " * 90)
+    events = []
+    with bench.open(chunk_tokens=64) as pipeline:
+        pipeline.ingest([bench.docs], progress=events.append)
+    told = [(e.done, e.total) for e in events if e.stage == "embed"]
+    assert told[0] == (2, told[-1][1])
+    assert told[-1][0] == told[-1][1] > 2

@@ -214,6 +214,28 @@ def test_closing_early_gives_every_page_back(checkpoint, tmp_path):
     assert run(engine, prompt(*TEXTS))[1].text  # and the next request has its turn
 
 
+def test_answers_read_side_by_side_are_those_read_alone(tiny_engine):
+    """In one thread: a half-read answer must not block the next, nor change it."""
+    engine = tiny_engine("llama")
+    asked = [prompt(*TEXTS), prompt(*reversed(TEXTS)), prompt(*TEXTS[:2])]
+    alone = [run(engine, one)[1].token_ids for one in asked]
+    open_ones = [engine.generate(one, policy=LegoLink(4), sampling=SHORT) for one in asked]
+    pending = list(open_ones)
+    while pending:
+        pending = [one for one in pending if next(one, None) is not None]
+    assert [one.token_ids for one in open_ones] == alone
+
+
+def test_answers_in_several_threads_are_those_read_alone(tiny_engine):
+    from concurrent.futures import ThreadPoolExecutor
+
+    engine = tiny_engine("llama")
+    asked = [prompt(*TEXTS[n:], *TEXTS[:n]) for n in range(4)] * 2
+    alone = [run(engine, one)[1].token_ids for one in asked]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda one: run(engine, one)[1].token_ids, asked)) == alone
+
+
 def test_chunks_that_do_not_fit_are_dropped_from_the_tail(tiny_engine):
     engine = tiny_engine("llama")
     long = tuple(f"{n} " + "cat mat hello " * 60 for n in range(12))

@@ -1,0 +1,111 @@
+"""An answer being written from segments: which of them went in, what is cited, what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, TextBlock
+from llama_index.core.schema import NodeWithScore
+
+from epicrag.ask import NO_ROOM, NOTHING_FOUND
+from epicrag.citations import Citer
+from epicrag.llamaindex.blocks import Segment, distinct
+
+NO_WORDS = "The model wrote no answer."
+
+
+class Draft:
+    """One synthesis: `messages` for the model, its responses in (`begin`, `feed`), text out (`finish`).
+
+    `nodes` and `metadata` go into the response at once, and are brought up to date in place: nodes that
+    did not fit leave with the first token, the receipt comes with the last.
+    """
+
+    def __init__(
+        self,
+        question: str,
+        system: str,
+        segments: Iterable[Segment],
+        extra: Sequence[NodeWithScore],
+        *,
+        cite: bool,
+    ) -> None:
+        self.question = question
+        self.segments = distinct(segments)
+        self.nodes: list[NodeWithScore] = []
+        self.metadata: dict[str, Any] = {
+            "answered": False,
+            "receipt": None,
+            "usage": {"prompt_tokens": 0, "completion_tokens": 0},
+            "policy": None,
+            "dropped": 0,
+            "cited": [],
+        }
+        self._system = system
+        self._extra = list(extra)
+        self._cite = cite
+        self._citer: Citer | None = None
+        self._is_blank = True
+        self._instead = NOTHING_FOUND  # said where the model says nothing
+        self._use(len(self.segments))
+
+    def messages(self) -> list[ChatMessage]:
+        """The question behind its segments, each text as it is."""
+        segments = [segment.block() for segment in self.segments]
+        return [
+            ChatMessage(role=MessageRole.SYSTEM, content=self._system),
+            ChatMessage(role=MessageRole.USER, blocks=[*segments, TextBlock(text=self.question)]),
+        ]
+
+    def begin(self, first: ChatResponse) -> bool:
+        """Note how many segments went in; False when none did, and no answer is to be had."""
+        used = first.raw["pieces_used"] if isinstance(first.raw, dict) else len(self.segments)
+        self._use(used)
+        self._instead = NO_WORDS if used else NO_ROOM
+        if used and self._cite:
+            self._citer = Citer([s.text for s in self.segments[:used]], self.question)
+        return bool(used)
+
+    def feed(self, response: ChatResponse) -> str:
+        """Take the next response of a stream; return the text that can be shown now."""
+        self._note(response)
+        return self._take(response.delta or "")
+
+    def finish(self) -> str:
+        """Return the rest of the text; `metadata` is complete then."""
+        rest = self._citer.finish() if self._citer else ""
+        self._is_blank = self._is_blank and not rest.strip()
+        self.metadata["cited"] = sorted(self._citer.cited) if self._citer else []
+        self.metadata["answered"] = not self._is_blank
+        return self._instead if self._is_blank else rest
+
+    def whole(self, response: ChatResponse) -> str:
+        """The text of an answer that came at once."""
+        text = ""
+        if self.begin(response):
+            text = self._take(response.message.content or "")
+        self._note(response)
+        return text + self.finish()
+
+    def _use(self, used: int) -> None:
+        kept = [segment.node for segment in self.segments[:used] if segment.node]
+        self.nodes[:] = [*kept, *self._extra]
+        for found in self.nodes:
+            self.metadata[found.node.node_id] = found.node.metadata
+        for segment in self.segments[used:]:
+            if segment.node:
+                self.metadata.pop(segment.node.node.node_id, None)
+        self.metadata["dropped"] = len(self.segments) - used
+
+    def _take(self, text: str) -> str:
+        shown = self._citer.feed(text) if self._citer else text
+        self._is_blank = self._is_blank and not shown.strip()
+        return shown
+
+    def _note(self, response: ChatResponse) -> None:
+        raw = response.raw if isinstance(response.raw, dict) else {}
+        if "receipt" in raw:
+            self.metadata["receipt"] = raw["receipt"]
+            self.metadata["usage"] = raw["usage"]
+            self.metadata["policy"] = raw["receipt"]["policy"]

@@ -1,0 +1,92 @@
+"""`EpicragRetriever`: the passages of an epicrag index as LlamaIndex nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.callbacks.base import CallbackManager
+from llama_index.core.schema import (
+    NodeRelationship,
+    NodeWithScore,
+    ObjectType,
+    QueryBundle,
+    RelatedNodeInfo,
+    TextNode,
+)
+
+from epicrag.llamaindex.blocks import ROW_KEY
+
+if TYPE_CHECKING:
+    from epicrag.pipeline import Pipeline
+    from epicrag.types import Hit
+
+
+class EpicragRetriever(BaseRetriever):
+    """Finds the `top_k` nearest passages of an index; none, when even the best is below `min_score`.
+
+    A score is a cosine similarity. Both limits default to the pipeline's configuration.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        top_k: int | None = None,
+        *,
+        min_score: float | None = None,
+        callback_manager: CallbackManager | None = None,
+    ) -> None:
+        super().__init__(callback_manager=callback_manager)
+        self._pipeline = pipeline
+        self._top_k = pipeline.config.top_k if top_k is None else top_k
+        self._min_score = pipeline.config.min_score if min_score is None else min_score
+        self._turn = threading.Lock()
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        # A query transformation (HyDE) puts what it wants embedded in place of the question.
+        query = "\n".join(query_bundle.embedding_strs)
+        with self._turn:
+            hits = self._pipeline.search(query, k=self._top_k)
+        if not hits or hits[0].score < self._min_score:
+            return []
+        return [to_node(hit) for hit in hits]
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return await asyncio.to_thread(self._retrieve, query_bundle)
+
+
+def to_node(hit: Hit) -> NodeWithScore:
+    """A passage as a node: its text, shown in any mode but ALL, is the chunk's `model_text` to the byte.
+
+    `start_char_idx` and `end_char_idx` span the chunk in its document, without the header line.
+    """
+    chunk, place = hit.chunk, hit.chunk.place
+    # A path that is not UTF-8 cannot be a pydantic string.
+    path = chunk.document.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    about: dict[str, Any] = {
+        "file_path": path,
+        "file_name": PurePosixPath(path).name,
+        "title": chunk.title,
+        "page": place.page,
+        "lines": list(place.lines) if place.lines else None,
+        "heading": place.heading,
+        ROW_KEY: hit.row,
+    }
+    metadata = {key: value for key, value in about.items() if value is not None}
+    source = RelatedNodeInfo(
+        node_id=path, node_type=ObjectType.DOCUMENT, metadata={"file_path": path}
+    )
+    node = TextNode(
+        id_=chunk.id,
+        text=chunk.model_text,
+        start_char_idx=chunk.start,
+        end_char_idx=chunk.end,
+        metadata=metadata,
+        excluded_llm_metadata_keys=list(metadata),
+        excluded_embed_metadata_keys=list(metadata),
+        relationships={NodeRelationship.SOURCE: source},
+    )
+    return NodeWithScore(node=node, score=hit.score)

@@ -1,0 +1,172 @@
+"""A model that answers as told, and a pipeline of a few passages in place of an index."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epicrag.config import Config
+from epicrag.types import Chunk, Hit, Place, Receipt, Usage
+
+
+class Tokens:
+    """One token a character."""
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        return tuple(map(ord, text))
+
+
+class Words:
+    """A generation of given deltas. With a `gate`, each delta but the first waits for it."""
+
+    def __init__(self, engine: ToldEngine, n_pieces: int, policy: Any) -> None:
+        self._engine = engine
+        self._deltas = ["", *engine.answer]
+        self._fits = n_pieces if engine.fits is None else min(engine.fits, n_pieces)
+        self._dropped = n_pieces - self._fits
+        self._policy = policy.name
+        self.pieces_used = 0
+        self.finish_reason = "stop"
+        self.given = 0
+        self.threads: set[str] = set()
+        self.closed = threading.Event()
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(321, self.given)
+
+    @property
+    def receipt(self) -> Receipt:
+        return Receipt(self._policy, "prefix", 300, 100, 150, 50, 21, self._dropped)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        self.threads.add(threading.current_thread().name)
+        if self.given > 1 and self._engine.gate is not None:
+            assert self._engine.gate.wait(10)
+        if self._engine.failure and self.given:
+            raise self._engine.failure
+        if self.closed.is_set() or self.given == len(self._deltas):
+            raise StopIteration
+        self.pieces_used = self._fits
+        self.given += 1
+        return self._deltas[self.given - 1]
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@dataclass
+class ToldEngine:
+    answer: Sequence[str] = ("The ", "code ", "is ", "4471.")
+    fits: int | None = None
+    gate: threading.Event | None = None
+    failure: Exception | None = None
+    name: str = "told-lm"
+    context_window: int = 4096
+    tokenizer: Tokens = field(default_factory=Tokens)
+    prompts: list[Any] = field(default_factory=list)
+    choices: list[tuple[Any, Any]] = field(default_factory=list)
+    generations: list[Words] = field(default_factory=list)
+
+    def generate(self, prompt: Any, *, policy: Any, sampling: Any) -> Words:
+        self.prompts.append(prompt)
+        self.choices.append((policy, sampling))
+        self.generations.append(Words(self, len(prompt.pieces), policy))
+        return self.generations[-1]
+
+
+@dataclass
+class Shelf:
+    """What of a Catalog the LLM asks for: chunks by row, and the one before each."""
+
+    rows: dict[int, Chunk]
+
+    def chunk(self, row: int) -> Chunk:
+        return self.rows[row]
+
+    def previous(self, row: int) -> Chunk | None:
+        return self.rows.get(row - 1)
+
+
+class ToldPipeline:
+    """Every search finds all passages, in their order."""
+
+    def __init__(self, folder: Path, engine: ToldEngine, chunks: Sequence[Chunk]) -> None:
+        self.config = Config(home=folder, index=folder / "index", min_score=0.15)
+        self.engine = engine
+        self.catalog = Shelf(dict(enumerate(chunks, 1)))
+        self.queries: list[tuple[str, int | None]] = []
+        self.scores = [0.9 - 0.1 * n for n in range(len(chunks))]
+        self.threads: set[str] = set()
+        self.is_closed = False
+
+    def search(self, query: str, *, k: int | None = None) -> list[Hit]:
+        self.queries.append((query, k))
+        self.threads.add(threading.current_thread().name)
+        found = zip(self.catalog.rows.items(), self.scores, strict=True)
+        return [Hit(row, chunk, score) for (row, chunk), score in found][:k]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+TEXTS = (
+    "The harbour museum opens at ten. Its door code is 4471.\n",
+    "    indented:\n\tcode = {context_str} % {0}\n\n",
+    "  Goods can be returned within 45 days.",
+)
+
+
+@pytest.fixture
+def engine() -> ToldEngine:
+    return ToldEngine()
+
+
+@pytest.fixture
+def chunks() -> list[Chunk]:
+    """Three passages of one document, the second under a heading, with bytes that templates destroy."""
+    places = [Place(lines=(1, 1)), Place(page=2, lines=(2, 4), heading="Code"), Place(lines=(5, 5))]
+    starts = [0, 56, 100]
+    return [
+        Chunk("/docs/house.md", n, start, start + len(text), text, None, place, len(text))
+        for n, (text, start, place) in enumerate(zip(TEXTS, starts, places, strict=True))
+    ]
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, engine: ToldEngine, chunks: list[Chunk]) -> ToldPipeline:
+    return ToldPipeline(tmp_path, engine, chunks)
+
+
+@pytest.fixture
+def llm(pipeline: ToldPipeline) -> Any:
+    from epicrag.llamaindex import EpicragLLM
+
+    return EpicragLLM(pipeline)
+
+
+@pytest.fixture
+def events() -> Iterator[Callable[[], list[str]]]:
+    """A function that returns the names of all events dispatched so far."""
+    import llama_index.core.instrumentation as instrument
+    from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+
+    names: list[str] = []
+
+    class Listener(BaseEventHandler):
+        def handle(self, event: Any, **_: Any) -> None:
+            names.append(event.class_name())
+
+    root = instrument.get_dispatcher()
+    before = list(root.event_handlers)
+    root.add_event_handler(Listener())
+    yield lambda: names
+    root.event_handlers = before

@@ -1,0 +1,96 @@
+"""The pipeline over the real engine, with a tiny random model: what stubs cannot promise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from epicrag.errors import UsageError
+from epicrag.pipeline import Pipeline
+from epicrag.serving.policies import parse_policy
+
+
+@pytest.fixture
+def opened(bench, checkpoint):
+    """A function that opens the bench's index with a real engine, as a new process would."""
+
+    def open_pipeline(**changes) -> Pipeline:
+        config = replace(
+            bench.config,
+            model=str(checkpoint("llama")),
+            kv_memory=32 << 20,
+            chunk_tokens=64,
+            max_tokens=4,
+            device="cpu",
+            **changes,
+        )
+        return Pipeline(config, create=True, embedder=bench.embedder)
+
+    bench.write(
+        "museum.txt",
+        "The harbour museum opens at ten. Its door code is 4471. "
+        "Tickets are sold at the gate on the quay, where dogs have to wait outside.\n",
+    )
+    bench.write("ferry.txt", "The ferry leaves every hour from pier three.\n")
+    return open_pipeline
+
+
+def test_what_ingest_compiled_is_reused_by_a_later_process(opened, bench):
+    with opened() as pipeline:
+        result = pipeline.ingest(bench.docs)
+        assert result.kv_tokens > 0
+        again = pipeline.ingest(bench.docs)
+        assert (again.counts, again.kv_tokens) == ({"unchanged": 2}, 0)
+    with opened() as pipeline:
+        pipeline.ask(
+            "door code of the museum?"
+        )  # compiles the system prompt, which ingest does not
+        answer = pipeline.ask("door code of the museum?", shuffle_seed=1)
+        receipt = answer.receipt
+        assert receipt.fallback is None
+        assert receipt.exact + receipt.stitched + receipt.recomputed == receipt.context_tokens
+        assert receipt.stitched > 0
+
+
+def test_an_unchanged_index_opens_no_engine(opened, bench):
+    with opened() as pipeline:
+        pipeline.ingest(bench.docs)
+    with opened() as pipeline:
+        pipeline.ingest(bench.docs)
+        assert "engine" not in vars(pipeline)
+        assert "counter" not in vars(pipeline)
+
+
+def test_another_compile_mode_gives_other_kv(opened, bench):
+    with opened(compile="isolated") as pipeline:
+        pipeline.ingest(bench.docs)
+        before = pipeline.catalog.kv_keys()
+    with opened(compile="neighbour") as pipeline:
+        assert pipeline.ingest(bench.docs).kv_chunks == pipeline.status().chunks
+        assert not before & pipeline.kv_store.keys()
+
+
+def test_a_policy_that_needs_a_compile_mode_gets_it(opened, bench):
+    with opened(link_policy="legolink-0", compile="isolated") as pipeline:
+        pipeline.ingest(bench.docs)
+        mode = parse_policy("legolink-0").compile_mode
+        assert mode != "isolated"
+        assert pipeline.status().compile == mode
+        assert pipeline.ask("door code?").receipt.compile == mode
+
+
+def test_a_long_question_leaves_room_for_what_fits(opened, bench):
+    with opened() as pipeline:
+        pipeline.ingest(bench.docs)
+        stream = pipeline.stream("museum door code " * 44, k=50)
+        answer = stream.finish()
+    assert 0 < len(answer.sources) < len(stream.hits)
+    assert answer.receipt.dropped_chunks == len(stream.hits) - len(answer.sources)
+
+
+def test_a_question_longer_than_the_window_is_refused(opened, bench):
+    with opened() as pipeline:
+        pipeline.ingest(bench.docs)
+        with pytest.raises(UsageError, match="window"):
+            pipeline.ask("museum door code " * 500)
