@@ -110,7 +110,7 @@ class _Splitter:
         room = max(self._budget - self._header_cost(start), 1)
         last = self._page_end(start)
         while True:
-            limit = min(self._reach(start, room), last, start + self._max_chars)
+            limit = min(self._reach(start, room), last)
             end = self._cut(start, limit, last) if room else limit
             chunk = self._chunk(start, end, ordinal)
             if chunk.n_tokens <= self._budget or not room:
@@ -127,13 +127,14 @@ class _Splitter:
         """Return the last place that `room` tokens from `start` reach, at least one character on."""
         first = bisect_right(self._ends, start)
         last = first + room
+        most = whole_character(self._text, min(start + self._max_chars, len(self._text)), start)
         if last >= len(self._ends):
-            return len(self._text)
+            return most
         # Tokens may share a character's end: the character is reached only when all of them fit.
         at = bisect_left(self._ends, self._ends[last]) - 1
         reached = self._ends[at] if at >= first else start
         least = whole_character(self._text, start)
-        return max(whole_character(self._text, reached, start), least)
+        return max(min(whole_character(self._text, reached, start), most), least)
 
     def _page_end(self, start: int) -> int:
         """Return the end of the page that `start` is on: a passage is cited with one page, exactly."""

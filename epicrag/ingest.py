@@ -15,12 +15,12 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from epicrag.errors import EpicragError, UsageError
-from epicrag.types import Chunk, FileEntry, FileReport, FileStatus, Unread
+from epicrag.types import Chunk, Document, FileEntry, FileReport, FileStatus, Unread
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -314,9 +314,20 @@ class _Run:
         chunks = split(document, self.tools.counter, chunk_tokens=self.tools.config.chunk_tokens)
         if not chunks:
             return self._unread(entry, Unread("empty", "no text in it"))
-        self.tools.catalog.put_document(document, chunks, self._embed(chunks))
+        self._put(document, chunks)
         tokens = sum(chunk.n_tokens for chunk in chunks)
         return FileReport(entry.path, status, chunks=len(chunks), tokens=tokens)
+
+    def _put(self, document: Document, chunks: Sequence[Chunk]) -> None:
+        """Store a document. Passages that it had before, behind the same passage, keep their KV."""
+        catalog, vectors = self.tools.catalog, self._embed(chunks)
+        old = catalog.chunks(document.path)
+        known = dict(zip(_in_context([c for _, c in old]), [row for row, _ in old], strict=True))
+        keys = {pair: key for pair, row in known.items() if (key := catalog.kv_key(row))}
+        rows = catalog.put_document(document, chunks, vectors)
+        pairs = zip(rows, _in_context(chunks), strict=True)
+        if kept := [(row, keys[pair]) for row, pair in pairs if pair in keys]:
+            catalog.set_kv(kept)
 
     def _embed(self, chunks: Sequence[Chunk]) -> list[NDArray[float32]]:
         vectors: list[NDArray[float32]] = []
@@ -480,6 +491,12 @@ def _pieces(catalog: Catalog) -> Iterator[tuple[int, Piece]]:
         is_next = previous is not None and previous.document == chunk.document
         yield row, Piece(chunk.model_text, previous.model_text if previous and is_next else None)
         previous = chunk
+
+
+def _in_context(chunks: Sequence[Chunk]) -> list[tuple[str, str]]:
+    """Return for each chunk what its KV may depend on: the text before it, and its own."""
+    ids = ["", *(chunk.id for chunk in chunks)]
+    return list(pairwise(ids))
 
 
 def _failed_if_unreadable(report: FileReport) -> FileReport:

@@ -69,6 +69,12 @@ class ChunkCache:
         """Keys of entries that belong to the engine itself, not to any document."""
         return {self.key(Recipe(self._system))}
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token, as stored."""
+        layers, groups, _, dim = self._pool.keys.shape
+        return 2 * layers * groups * dim * self._store_dtype.itemsize
+
     def acquire(self, recipe: Recipe) -> tuple[tuple[Run, ...], int]:
         """Pin a chunk in the pool. Returns its rows, and how many tokens had to be computed for it now."""
         key = self.key(recipe)

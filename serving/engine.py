@@ -372,6 +372,11 @@ class Engine:
         text = f"{self.cache.profile}|{self.compile_mode}|{frame}"
         return hashlib.sha256(text.encode()).hexdigest()
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one token of a chunk takes in the store; 0 for a model that reuse is refused for."""
+        return 0 if self.refusal else self.cache.bytes_per_token
+
     def own_keys(self) -> set[str]:
         """KV keys of entries that belong to no document and must be kept."""
         return set() if self.refusal else self.cache.own_keys

@@ -369,3 +369,15 @@ def test_a_long_document_tells_how_far_its_embedding_is(bench, monkeypatch):
     told = [(e.done, e.total) for e in events if e.stage == "embed"]
     assert told[0] == (2, told[-1][1])
     assert told[-1][0] == told[-1][1] > 2
+
+
+def test_passages_that_an_edit_leaves_alone_keep_their_kv(bench):
+    first, second = "one two three. " * 15, "four five six. " * 15
+    bench.write("long.txt", f"{first}\n\n{second}\n")
+    with bench.open(chunk_tokens=48) as pipeline:
+        assert pipeline.ingest([bench.docs]).kv_chunks == 2
+        before = bench.kv_keys()
+        bench.write("long.txt", f"{first}\n\n{second} seven.\n")
+        pipeline.ingest([bench.docs], kv=False)
+        assert len(before & bench.kv_keys()) == 1
+        assert pipeline.ingest([bench.docs]).kv_chunks == 1
