@@ -29,7 +29,34 @@ from epicrag.serving.prompt import Piece, Prompt
 from epicrag.serving.sample import Sampling
 
 POLICIES = ("full", "prefix", "none", "legolink(4)", "legolink(16)", "legolink(16)+correct(0.5)")
-WORDS = ["river", "stone", "market", "window", "garden", "paper", "engine", "letter", "winter", "village", "bridge", "copper", "harbour", "field", "signal", "kitchen", "mountain", "ticket", "forest", "lantern", "theatre", "valley", "orchard", "wheel", "station", "feather"]
+WORDS = [
+    "river",
+    "stone",
+    "market",
+    "window",
+    "garden",
+    "paper",
+    "engine",
+    "letter",
+    "winter",
+    "village",
+    "bridge",
+    "copper",
+    "harbour",
+    "field",
+    "signal",
+    "kitchen",
+    "mountain",
+    "ticket",
+    "forest",
+    "lantern",
+    "theatre",
+    "valley",
+    "orchard",
+    "wheel",
+    "station",
+    "feather",
+]
 
 
 def configured_model() -> Path:

@@ -36,13 +36,33 @@ def ingest(
     compile_mode: Annotated[
         str | None, typer.Option("--compile", help="isolated, sink, prefix or neighbour.")
     ] = None,
+    max_file_mb: Annotated[
+        int | None, typer.Option("--max-file-mb", help="Skip files larger than this.")
+    ] = None,
+    max_chars: Annotated[
+        int | None, typer.Option("--max-chars", help="Skip texts longer than this.")
+    ] = None,
+    max_pages: Annotated[
+        int | None, typer.Option("--max-pages", help="Skip PDFs of more pages.")
+    ] = None,
+    max_pdf_seconds: Annotated[
+        float | None, typer.Option("--max-pdf-seconds", help="Skip PDFs that take longer to read.")
+    ] = None,
 ) -> int:
     """Read files and folders into the index, and compute the KV of their passages.
 
     The index becomes equal to the files: what is new or changed is read, what is gone is removed.
     """
     out = common.output
-    with common.open(create=True, chunk_tokens=chunk_size, compile=compile_mode) as pipeline:
+    settings = {
+        "chunk_tokens": chunk_size,
+        "compile": compile_mode,
+        "max_file_mb": max_file_mb,
+        "max_chars": max_chars,
+        "max_pages": max_pages,
+        "max_pdf_seconds": max_pdf_seconds,
+    }
+    with common.open(create=True, **settings) as pipeline:
         result = _run(out, pipeline, paths, kv=not no_kv, dry_run=dry_run, yes=yes)
     _show(out, result)
     if result.interrupted:

@@ -93,7 +93,7 @@ class _Tour:
         except (FileNotFoundError, NotADirectoryError):
             return
         except (OSError, ValueError) as error:
-            self._skip(root, f"cannot be opened: {_why(error)}")
+            self._fail(root, f"cannot be opened: {_why(error)}")
             return
         if not stat.S_ISDIR(status.st_mode):
             self._file(root, status)
@@ -112,7 +112,7 @@ class _Tour:
             with os.scandir(folder) as listing:
                 items = sorted(listing, key=lambda item: item.name)
         except OSError as error:
-            self._skip(folder, f"the folder cannot be opened: {_why(error)}")
+            self._fail(folder, f"the folder cannot be opened: {_why(error)}")
             return
         if (status.st_dev, status.st_ino) in self._seen:
             return
@@ -136,7 +136,7 @@ class _Tour:
             else:
                 self._file(item.path, item.stat(follow_symlinks=False))
         except OSError as error:
-            self._skip(item.path, f"cannot be read: {_why(error)}")
+            self._fail(item.path, f"cannot be read: {_why(error)}")
         return None
 
     def _is_ignored(
@@ -167,6 +167,11 @@ class _Tour:
             self._skip(path, f"link to {_shown(target)}, which is read there and not twice")
         else:
             self._skip(path, f"link out of the given folders, to {_shown(target)}: not followed")
+
+    def _fail(self, path: str, reason: str) -> None:
+        """Report what could not be looked at, unlike a link or a device, which is passed over."""
+        path = _slashes(path)
+        self.reports[path] = FileReport(path, "failed", reason)
 
     def _skip(self, path: str, reason: str) -> None:
         path = _slashes(path)

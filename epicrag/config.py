@@ -52,6 +52,10 @@ class Config:
     min_score: float = DEFAULT_MIN_SCORE
     kv_memory: int = 2 * 1024**3
     kv_disk: int | None = None
+    max_file_mb: int = 100
+    max_chars: int = 20_000_000
+    max_pages: int = 5_000
+    max_pdf_seconds: float = 120.0
     offline: bool = False
     log: str = "warning"
     system_prompt: str = DEFAULT_SYSTEM_PROMPT
@@ -281,6 +285,10 @@ KEYS: Mapping[str, Callable[[object, Path], object]] = MappingProxyType(
         "min_score": _number(-1, 1),
         "kv_memory": _bytes,
         "kv_disk": _bytes_or_unlimited,
+        "max_file_mb": _integer(1),
+        "max_chars": _integer(1),
+        "max_pages": _integer(1),
+        "max_pdf_seconds": _number(0.001, 1e6),
         "offline": _flag,
         "log": _choice(LOG_LEVELS),
         "system_prompt": _prompt,

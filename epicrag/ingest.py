@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epicrag.config import Config
+    from epicrag.connectors.read import Limits
     from epicrag.connectors.split import TokenCounter
     from epicrag.index.catalog import Catalog, DocumentRow
     from epicrag.index.embed import Embedder
@@ -174,6 +176,19 @@ class _Run:
     kv_chunks: int = 0
     kv_tokens: int = 0
 
+    @property
+    def limits(self) -> Limits:
+        """How much one file may ask of the machine, as configured."""
+        from epicrag.connectors.read import Limits
+
+        config = self.tools.config
+        return Limits(
+            max_file_bytes=config.max_file_mb << 20,
+            max_chars=config.max_chars,
+            max_pages=config.max_pages,
+            max_pdf_seconds=config.max_pdf_seconds,
+        )
+
     # --- before anything is written ---
 
     def plan(self, paths: Sequence[str | Path]) -> Plan:
@@ -185,11 +200,11 @@ class _Run:
         given = [Path(path) for path in paths]
         for path in given:
             self._check_known(path)
-        found = walk(given)
+        found = walk(given, max_file_bytes=self.limits.max_file_bytes)
         self.roots = found.roots
         if found.ignored and not found.entries:
             self._note(f"every file found is hidden or matched by an ignore rule ({found.ignored})")
-        self.reports = {report.path: _failed_if_unreadable(report) for report in found.reports}
+        self.reports = {report.path: report for report in found.reports}
         unseen = [path for path, report in self.reports.items() if report.status == "failed"]
         planned = plan(self.tools.catalog, found.entries, found.roots, file_digest, spare=unseen)
         return self._resplit(planned)
@@ -308,7 +323,7 @@ class _Run:
         from epicrag.connectors.read import read
         from epicrag.connectors.split import split
 
-        document = read(entry.path)
+        document = read(entry.path, limits=self.limits)
         if isinstance(document, Unread):
             return self._unread(entry, document)
         chunks = split(document, self.tools.counter, chunk_tokens=self.tools.config.chunk_tokens)
@@ -380,7 +395,7 @@ class _Run:
             return None
         if catalog.setting("kv_profile") != engine.profile:
             pending = self._pending(is_stale=True)
-        self._compile_all(engine, pending)
+        self._compile_all(engine, self._that_fits(engine, pending))
         own_keys = engine.own_keys()
         catalog.set_setting("kv_profile", engine.profile)
         catalog.set_setting("kv_own_keys", json.dumps(sorted(own_keys)))
@@ -400,6 +415,26 @@ class _Run:
         # Under a disk budget the store may have evicted it: computed again when it is asked for.
         is_bounded = self.tools.config.kv_disk is not None
         return key is not None and (is_bounded or self.tools.kv_store.contains(key))
+
+    def _that_fits(self, engine: Engine, pending: dict[int, int]) -> dict[int, int]:
+        """Return the chunks, in reading order, whose KV the disk has room for; say what is left out."""
+        config, each = self.tools.config, engine.kv_bytes_per_token
+        room = _room_bytes(config.index)
+        if config.kv_disk is not None:
+            room = min(room, config.kv_disk - self.tools.kv_store.nbytes())
+        fitting: dict[int, int] = {}
+        for row, tokens in pending.items():
+            room -= tokens * each
+            if room < 0:
+                break
+            fitting[row] = tokens
+        if left := len(pending) - len(fitting):
+            self._note(
+                f"the KV of {left:,} of {len(pending):,} chunks finds no room on disk "
+                f"({each:,} bytes a token) and is computed when it is first used; "
+                "free some space, or use a smaller model"
+            )
+        return fitting
 
     def _compile_all(self, engine: Engine, pending: dict[int, int]) -> None:
         """Compile in batches; what is compiled is noted even if the next chunk is interrupted."""
@@ -499,14 +534,14 @@ def _in_context(chunks: Sequence[Chunk]) -> list[tuple[str, str]]:
     return list(pairwise(ids))
 
 
-def _failed_if_unreadable(report: FileReport) -> FileReport:
-    """What could not be looked at has failed, unlike a link or a device, which is passed over."""
-    is_unreadable = (report.reason or "").startswith(("cannot be ", "the folder cannot be "))
-    return replace(report, status="failed") if is_unreadable else report
-
-
 def _is_below(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def _room_bytes(folder: Path) -> int:
+    """Bytes of the disk that KV may take: what is free, less a tenth for everybody else."""
+    free = shutil.disk_usage(folder).free
+    return free - free // 10
 
 
 def _own_keys(catalog: Catalog) -> AbstractSet[str] | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from epicrag import Pipeline, query_engine
 from epicrag.config import load_config
@@ -19,21 +20,29 @@ DOCS = Path(__file__).parent / "docs"
 QUESTION = "How long does a fresh pair of batteries last?"
 
 
+def place(about: dict[str, Any]) -> str:
+    """Where a passage stands, from the metadata of its node."""
+    if "page" in about:
+        return f"{about['file_name']}, page {about['page']}"
+    first, last = about["lines"]
+    return f"{about['file_name']}, lines {first}–{last}"
+
+
 def main(question: str) -> None:
     index = load_config().home / "indexes" / "examples"
-    with Pipeline.open(create=True, index=index, say=lambda line: print(line)) as pipeline:
+    with Pipeline.open(create=True, index=index, say=print) as pipeline:
         pipeline.ingest([DOCS])
 
-        engine = query_engine(pipeline, streaming=True)
-        response = engine.query(question)
+        # The packaged model is tiny: two passages are as many as it follows, and it does not know when to stop.
+        engine = query_engine(pipeline, streaming=True, top_k=2, max_tokens=48)
+        response: Any = engine.query(question)  # a StreamingResponse
         for delta in response.response_gen:
             print(delta, end="", flush=True)
         print("\n")
 
         for n, found in enumerate(response.source_nodes, 1):
-            about, mark = found.node.metadata, "*" if n in response.metadata["cited"] else " "
-            place = f"page {about['page']}" if "page" in about else f"lines {about.get('lines')}"
-            print(f"{mark}[{n}] {about['file_name']}, {place}, score {found.score:.2f}")
+            mark = "*" if n in response.metadata["cited"] else " "
+            print(f"{mark}[{n}] {place(found.node.metadata)}, score {found.score:.2f}")
 
         receipt = response.metadata["receipt"]
         if receipt:  # there is none when nothing relevant was found and no model was asked

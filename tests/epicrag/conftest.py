@@ -105,6 +105,8 @@ class StubEngine:
     def key_of(self, piece: Any) -> str:
         return hashlib.sha256((self.profile + piece.text).encode()).hexdigest()
 
+    kv_bytes_per_token = 8
+
     def own_keys(self) -> set[str]:
         return {hashlib.sha256(f"own {self.profile}".encode()).hexdigest()}
 

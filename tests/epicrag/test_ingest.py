@@ -47,6 +47,38 @@ def test_a_second_run_computes_nothing(museum):
     assert result.chunks == 3
 
 
+def test_kv_that_finds_no_room_on_disk_is_left_to_first_use_and_said(bench, monkeypatch):
+    for name, words in (("a.txt", 3), ("b.txt", 4), ("c.txt", 5)):
+        bench.write(name, " ".join(f"{name[0]}{n}" for n in range(words)))
+    monkeypatch.setattr(module, "_room_bytes", lambda folder: 8 * bench.engine.kv_bytes_per_token)
+    result = bench.ingest()
+    assert result.counts == {"added": 3}
+    assert (result.kv_chunks, len(bench.kv_keys())) == (2, 2)
+    assert "the KV of 1 of 3 chunks finds no room on disk" in result.notes[0]
+    monkeypatch.undo()
+    assert bench.ingest().kv_chunks == 1  # with room, the next run goes on
+
+
+def test_a_budget_for_kv_is_not_exceeded(bench):
+    for name in "abc":
+        bench.write(f"{name}.txt", f"{name} four words here")
+    with bench.open(kv_disk=9 * bench.engine.kv_bytes_per_token) as pipeline:
+        result = pipeline.ingest([bench.docs])
+    assert result.kv_chunks == 2
+    assert "finds no room" in result.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "flag"), [({"max_file_mb": 1}, "--max-file-mb"), ({"max_chars": 10}, "--max-chars")]
+)
+def test_limits_are_those_of_the_configuration(bench, setting, flag):
+    bench.write("long.txt", "many words " * 120_000)
+    with bench.open(**setting) as pipeline:
+        (report,) = pipeline.ingest([bench.docs]).files
+    assert report.status == "skipped"
+    assert flag in report.reason
+
+
 def test_a_second_run_loads_no_library_of_models(museum, tmp_path):
     """Without being given an engine or embedder: it must know by itself that it needs none."""
     for name in ("lm", "embedder"):
@@ -148,7 +180,9 @@ def test_a_failing_document_keeps_its_old_version_and_stops_nothing(museum):
 
 def test_a_file_that_cannot_be_read_keeps_its_old_version(museum, monkeypatch):
     museum.write("museum.txt", "other bytes")
-    monkeypatch.setattr("epicrag.connectors.read.read", lambda path: Unread("failed", "broken"))
+    monkeypatch.setattr(
+        "epicrag.connectors.read.read", lambda path, limits: Unread("failed", "broken")
+    )
     report = next(r for r in museum.ingest().files if r.status == "failed")
     assert "kept" in report.reason
     monkeypatch.undo()
