@@ -146,13 +146,11 @@ def _show_sources(out: Output, answer: Answer) -> None:
 
 def answer_json(answer: Answer, notes: list[str]) -> dict[str, object]:
     """The shape of `ask --json`: fields may be added, never renamed."""
-    from epicrag.pipeline import is_grounded
-
     return {
         "question": answer.question,
         "answer": answer.text,
         "answered": answer.answered,
-        "grounded": is_grounded(answer),
+        "grounded": answer.grounded,
         "sources": [asdict(source) for source in answer.sources],
         "receipt": receipt_json(answer.receipt) if answer.receipt else None,
         "usage": asdict(answer.usage),

@@ -18,11 +18,6 @@ NOTHING_FOUND = "I found nothing about this in the indexed documents."
 NO_ROOM = "I found passages about this, but none of them fits into the model's context window."
 
 
-def is_grounded(answer: Answer) -> bool:
-    """Return whether the answer could be traced to at least one passage of the documents."""
-    return answer.answered and any(source.cited for source in answer.sources)
-
-
 def sources_of(hits: Sequence[Hit]) -> tuple[Source, ...]:
     """Number the passages as the prompt labels them: 1, 2, 3 … in the order they are given."""
     return tuple(
@@ -119,13 +114,13 @@ class AnswerStream:
         if text := citer.finish():
             shown.append(text)
             yield text
-        self._answer = self._cited("".join(shown), hits, citer.cited, generation)
+        self._answer = self._cited("".join(shown), hits, citer, generation)
         self._note(generation)
 
     def _cited(
-        self, text: str, hits: Sequence[Hit], cited: set[int], generation: Generation
+        self, text: str, hits: Sequence[Hit], citer: Citer, generation: Generation
     ) -> Answer:
-        sources = [replace(source, cited=source.n in cited) for source in sources_of(hits)]
+        sources = [replace(source, cited=source.n in citer.cited) for source in sources_of(hits)]
         return Answer(
             question=self.question,
             text=text,
@@ -134,6 +129,7 @@ class AnswerStream:
             receipt=self._receipt(generation.receipt, len(self.hits) - len(hits)),
             usage=generation.usage,
             model=self._ask.model,
+            grounded=bool(text) and citer.supported,
         )
 
     def _receipt(self, receipt: Receipt, dropped: int) -> Receipt:
@@ -156,7 +152,7 @@ class AnswerStream:
             )
         if generation.finish_reason == "length":
             self.notes.append("the answer was cut short at --max-tokens")
-        if is_grounded(answer):
+        if answer.grounded:
             return
         what = "no passage says this" if answer.answered else "the model wrote nothing"
         self.notes.append(f"not found in the sources: {what}")

@@ -103,7 +103,8 @@ class Citer:
     """Turns the model's text into cited text, piece by piece: `feed` as it comes, `finish` at the end.
 
     What is fed is held back only for as long as it could still become part of a marker.
-    `cited` holds the source numbers whose markers stand in the text so far.
+    `cited` holds the source numbers whose markers stand in the text so far; `supported` says whether a
+    sentence was found in the passages by its words, whoever cited it.
     """
 
     def __init__(self, passages: Sequence[str], question: str) -> None:
@@ -114,6 +115,7 @@ class Citer:
         self._sentence = ""
         self._begun = self._removed = self._fenced = self._model_cites = False
         self.cited: set[int] = set()
+        self.supported = False
 
     def feed(self, delta: str) -> str:
         """Take the next piece of the model's text; return what can be shown now."""
@@ -163,11 +165,14 @@ class Citer:
     def _close(self) -> str:
         """End the sentence: return our marker for it, unless the model cites by itself."""
         sentence, self._sentence = self._sentence.strip(), ""
-        if self._model_cites or self._fenced or sentence.startswith("#") or sentence.endswith(":"):
+        if self._fenced or sentence.startswith("#") or sentence.endswith(":"):
             return ""
         if not any(character.isalnum() for character in sentence):
             return ""
         numbers = self._attributor.sources_of(sentence)
+        self.supported |= bool(numbers)
+        if self._model_cites:
+            return ""
         self.cited.update(numbers)
         return " " + "".join(f"[{n}]" for n in numbers) if numbers else ""
 

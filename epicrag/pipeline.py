@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from epicrag.ask import AnswerStream, Ask, is_grounded, sources_of
+from epicrag.ask import AnswerStream, Ask, sources_of
 from epicrag.config import Config, enforce_offline, load_config
 from epicrag.errors import IndexEmptyError, UsageError
 from epicrag.ingest import Event, IngestResult, MassDeleteError, Progress, ingest
@@ -43,7 +43,6 @@ __all__ = [
     "Pipeline",
     "Progress",
     "Status",
-    "is_grounded",
     "sources_of",
 ]
 

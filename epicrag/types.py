@@ -225,7 +225,8 @@ class Receipt:
     context_tokens: int
     """Tokens of the system prompt and the chunks."""
     exact: int
-    """Reused, and bit for bit what a full prefill would have had there."""
+    """Reused where it was compiled, behind the very text it was compiled behind: what a full prefill would
+    have there, but for the rounding of the stored sixteen bits."""
     stitched: int
     """Reused at another place or behind another text than it was compiled for: approximate."""
     recomputed: int
@@ -253,3 +254,5 @@ class Answer:
     receipt: Receipt | None
     usage: Usage
     model: str
+    grounded: bool = False
+    """Whether at least one sentence was found in a passage, by its words; a model's own marker is no proof."""

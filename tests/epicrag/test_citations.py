@@ -142,3 +142,17 @@ def test_numbers_and_words_are_normalised():
 
 def test_ties_go_to_the_better_ranked_passage():
     assert Attributor(["same words here", "same words here"], "?").sources_of("same words") == (1,)
+
+
+def test_a_marker_of_the_model_is_no_proof_that_a_passage_says_so():
+    citer = Citer(["the museum opens at ten"], "when?")
+    text = citer.feed("The moon is made of green cheese [1].") + citer.finish()
+    assert text == "The moon is made of green cheese [1]."
+    assert citer.cited == {1}
+    assert not citer.supported
+
+
+def test_a_sentence_the_model_cites_rightly_is_supported():
+    citer = Citer(["the museum opens at ten"], "when?")
+    _ = citer.feed("The museum opens at ten [1].") + citer.finish()
+    assert citer.supported

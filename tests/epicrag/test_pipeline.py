@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from epicrag.errors import AbstainedError, IndexEmptyError, MismatchError, UsageError
-from epicrag.pipeline import Pipeline, is_grounded
+from epicrag.pipeline import Pipeline
 
 CODE = "What is the door code of the museum?"
 
@@ -19,7 +19,7 @@ def test_an_answer_cites_the_passage_it_comes_from(museum):
     museum.engine.answer = "The door code is 4471."
     answer = museum.ask(CODE)
     assert answer.text == "The door code is 4471. [1]"
-    assert (answer.answered, is_grounded(answer), answer.model) == (True, True, "smollm2-135m")
+    assert (answer.answered, answer.grounded, answer.model) == (True, True, "smollm2-135m")
     source = answer.sources[0]
     assert source.path == (museum.docs / "museum.txt").as_posix()
     assert (source.n, source.lines, source.cited) == (1, (1, 1), True)
@@ -86,7 +86,7 @@ def test_an_answer_from_nowhere_is_marked(museum):
         stream = pipeline.stream(CODE)
         answer = stream.finish()
     assert answer.answered
-    assert not is_grounded(answer)
+    assert not answer.grounded
     assert any("not found in the sources" in note for note in stream.notes)
 
 
