@@ -12,7 +12,7 @@ from epicrag.errors import AbstainedError
 from epicrag.types import Answer, Hit, Receipt, Source, Usage
 
 if TYPE_CHECKING:
-    from epicrag.serving.engine import Generation
+    from epicrag.serving.generation import Generation
 
 NOTHING_FOUND = "I found nothing about this in the indexed documents."
 NO_ROOM = "I found passages about this, but none of them fits into the model's context window."

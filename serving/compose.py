@@ -6,9 +6,9 @@ Touches no tensor. Positions are absolute and contiguous: unit after unit, token
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from epicrag.serving.policies import Policy
+from epicrag.serving.policies import Full, Policy
 from epicrag.serving.prompt import Unit
 
 
@@ -135,3 +135,17 @@ def _stretches(
     bias = -policy.damping.amount if policy.damping else 0.0
     parts = [Reused(index, low, cut, bias, corrected), Reused(index, cut, length, 0.0, corrected)]
     return [part for part in parts if part.high > part.low]
+
+
+def plan_prefix(layout: Layout, length: int) -> Plan:
+    """The plan of a prompt whose first `length` tokens are reused exactly and the rest computed."""
+    whole = plan(layout, Full(), {})
+    context = sum(s.length for s in layout.segments if s.unit.kind in ("system", "chunk"))
+    exact = sum(
+        max(0, min(s.end, length) - s.start)
+        for s in layout.segments
+        if s.unit.kind in ("system", "chunk")
+    )
+    return replace(
+        whole, positions=whole.positions[length:], exact=exact, recomputed=context - exact
+    )

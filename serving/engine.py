@@ -5,29 +5,29 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from epicrag import errors, types
-from epicrag.kernels import ops
 from epicrag.serving.attention import RefusedModel
 from epicrag.serving.cache import ChunkCache
 from epicrag.serving.compile import Frame, Recipe, check_mode
-from epicrag.serving.compose import Layout, Plan, compose, plan
-from epicrag.serving.link import Linked, stitch
+from epicrag.serving.compose import Layout, compose, plan
+from epicrag.serving.generation import Generation, State
 from epicrag.serving.model import LAYOUT_VERSION, ServedModel
 from epicrag.serving.policies import Full, Policy
-from epicrag.serving.pool import Pool, Run
-from epicrag.serving.prefixes import Match, PrefixTree
+from epicrag.serving.pool import Pool
+from epicrag.serving.prefixes import PrefixTree
 from epicrag.serving.prompt import ChatFormat, Piece, Prompt
 from epicrag.serving.sample import Sampler, Sampling, TextStream
+from epicrag.serving.stitched import Stitched
 from epicrag.serving.tokenizer import UnitTokenizer
+from epicrag.serving.watch import Watch
 
 if TYPE_CHECKING:
     from epicrag.index.kvstore import KVStore
@@ -38,193 +38,10 @@ DEFAULT_COMPILE = "prefix"
 DEFAULT_KV_BYTES = 2 << 30
 
 
-@dataclass(slots=True)
-class _Watch:
-    """Milliseconds since it was made, and since the last lap."""
-
-    begun: float = 0.0
-    last: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.begun = self.last = time.perf_counter()
-
-    def lap(self) -> float:
-        now = time.perf_counter()
-        passed, self.last = now - self.last, now
-        return passed * 1000
-
-    def total(self) -> float:
-        return (time.perf_counter() - self.begun) * 1000
-
-
-class Stitched:
-    """A prompt in the pool with everything its receipt needs; a context manager that gives all back."""
-
-    def __init__(
-        self, engine: Engine, prompt: Prompt, policy: Policy, mode: str, n_new: int
-    ) -> None:
-        self._engine = engine
-        self.computed = 0
-        """Tokens that had to be compiled for this prompt, because no tier had them."""
-        self._pins: list[Recipe] = []
-        self._prefix = Match()
-        self._linked: Linked | None = None
-        watch = _Watch()
-        self.policy = policy
-        self.mode = mode
-        self.layout = engine.lay_out(prompt, n_new)
-        self.select_ms = watch.lap()
-        try:
-            self._open(prompt, n_new, watch)
-        except BaseException:
-            self.close()
-            raise
-
-    def _open(self, prompt: Prompt, n_new: int, watch: _Watch) -> None:
-        engine = self._engine
-        recipes = engine.recipes(self.layout, prompt, self.mode)
-        resident: dict[int, tuple[Run, ...]] = {}
-        exact: dict[int, bool] = {}
-        if self.policy.reuse == "chunks":
-            ids = self.layout.ids
-            for index, recipe in recipes.items():
-                resident[index], computed = engine.cache.acquire(recipe)
-                self._pins.append(recipe)
-                self.computed += computed
-                start = self.layout.segments[index].start
-                exact[index] = len(recipe.behind) == start and recipe.behind == ids[:start]
-        self.load_ms = watch.lap()
-        self.plan = plan(self.layout, self.policy, exact)
-        if self.policy.reuse == "prefix":
-            self._prefix = engine.prefixes.match(self.layout.ids)
-            self.plan = plan_prefix(self.layout, self._prefix.length)
-        self.select_ms += watch.lap()
-        self._linked = stitch(
-            engine.model, engine.pool, engine.rotary, self.layout, self.plan, resident, n_new
-        )
-        if self._prefix.length:
-            place = 0
-            for run in self._prefix.runs:
-                self._linked.shared.append(ops.Span(run.start, run.start, run.length, 0, place))
-                place += run.length
-        self.stitch_ms = watch.lap()
-
-    @property
-    def linked(self) -> Linked:
-        assert self._linked is not None
-        return self._linked
-
-    def keep_prefix(self) -> None:
-        """Hand the prompt's own rows to the tree of exact prefixes, for later prompts."""
-        linked = self.linked
-        runs, linked.runs = linked.runs, ()
-        self._engine.prefixes.keep(self.layout.ids, self._prefix, runs)
-        self._prefix = Match()
-
-    def close(self) -> None:
-        """Release pages and pins. Safe to call again."""
-        if self._linked is not None:
-            self._linked.close()
-        pins, self._pins = self._pins, []
-        for recipe in pins:
-            self._engine.cache.release(recipe)
-        prefix, self._prefix = self._prefix, Match()
-        self._engine.prefixes.release(prefix)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def plan_prefix(layout: Layout, length: int) -> Plan:
-    """The plan of a prompt whose first `length` tokens are reused exactly and the rest computed."""
-    whole = plan(layout, Full(), {})
-    context = sum(s.length for s in layout.segments if s.unit.kind in ("system", "chunk"))
-    exact = sum(
-        max(0, min(s.end, length) - s.start)
-        for s in layout.segments
-        if s.unit.kind in ("system", "chunk")
-    )
-    return replace(
-        whole, positions=whole.positions[length:], exact=exact, recomputed=context - exact
-    )
-
-
-class Generation:
-    """An answer being written: iterate over its text deltas; then read `receipt`, `usage` and the rest.
-
-    `close` cancels: pages and pins are given back at once. Leaving a `with` block closes.
-    """
-
-    def __init__(self, deltas: Generator[str], state: _State) -> None:
-        self._deltas = deltas
-        self._state = state
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        delta = next(self._deltas)
-        self._state.text += delta
-        return delta
-
-    def close(self) -> None:
-        self._deltas.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return self._state.text
-
-    @property
-    def finish_reason(self) -> str:
-        """ "stop" (an end token or a stop string) or "length" (max_tokens, or the window was full)."""
-        return self._state.finish_reason
-
-    @property
-    def receipt(self) -> types.Receipt:
-        """What it cost; complete once the iteration is over."""
-        assert self._state.receipt is not None, "the receipt comes with the first token"
-        return self._state.receipt
-
-    @property
-    def usage(self) -> types.Usage:
-        return types.Usage(self._state.prompt_tokens, self._state.completion_tokens)
-
-    @property
-    def pieces_used(self) -> int:
-        """How many of the prompt's pieces went in; the others did not fit the window."""
-        return self._state.pieces_used
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The generated ids so far, end token included."""
-        return tuple(self._state.token_ids)
-
-
 class Steps(Protocol):
     """What decoding asks for: tokens in, logits out."""
 
     def step(self, tokens: Sequence[int]) -> Tensor: ...
-
-
-@dataclass(slots=True)
-class _State:
-    text: str = ""
-    finish_reason: str = "length"
-    receipt: types.Receipt | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    pieces_used: int = 0
-    token_ids: list[int] = field(default_factory=list)
 
 
 class Engine:
@@ -456,7 +273,7 @@ class Engine:
         Raises UsageError when the question does not fit the window, DeviceError when KV memory runs out.
         """
         sampling = sampling or Sampling()
-        state = _State()
+        state = State()
         chosen = check_mode(policy.compile_mode or mode or self.compile_mode)
         run = self._run_plain if self.refusal else self._run
         return Generation(self._by_turns(run(prompt, policy, sampling, chosen, state)), state)
@@ -475,9 +292,9 @@ class Engine:
                 work.close()
 
     def _run(
-        self, prompt: Prompt, policy: Policy, sampling: Sampling, mode: str, state: _State
+        self, prompt: Prompt, policy: Policy, sampling: Sampling, mode: str, state: State
     ) -> Generator[str]:
-        watch = _Watch()
+        watch = Watch()
         with Stitched(self, prompt, policy, mode, sampling.max_tokens) as stitched:
             start = watch.total()
             logits = stitched.linked.link()
@@ -502,7 +319,7 @@ class Engine:
             state.receipt = replace(state.receipt, ms=replace(ms, total=watch.total()))
 
     def _steps(
-        self, linked: Steps, logits: Tensor, sampling: Sampling, state: _State
+        self, linked: Steps, logits: Tensor, sampling: Sampling, state: State
     ) -> Iterator[str]:
         """Choose, show and append tokens until an end; the first yield comes with the first token."""
         sampler = Sampler(sampling)
@@ -545,12 +362,12 @@ class Engine:
         )
 
     def _run_plain(
-        self, prompt: Prompt, policy: Policy, sampling: Sampling, mode: str, state: _State
+        self, prompt: Prompt, policy: Policy, sampling: Sampling, mode: str, state: State
     ) -> Generator[str]:
         """Full prefill by transformers alone: what a model gets that reuse is refused for."""
         from epicrag.serving.plain import PlainLinked
 
-        watch = _Watch()
+        watch = Watch()
         layout = self.lay_out(prompt, sampling.max_tokens)
         cost = plan(layout, Full(), {})
         select = watch.lap()

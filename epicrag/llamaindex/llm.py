@@ -29,7 +29,8 @@ from epicrag.serving.sample import Sampling
 
 if TYPE_CHECKING:
     from epicrag.pipeline import Pipeline
-    from epicrag.serving.engine import Engine, Generation
+    from epicrag.serving.engine import Engine
+    from epicrag.serving.generation import Generation
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
 SETTINGS = (*_SAMPLING, "link_policy")

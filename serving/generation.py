@@ -1,0 +1,80 @@
+"""An answer being written: its text deltas, and afterwards what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+from epicrag import types
+
+
+@dataclass(slots=True)
+class State:
+    """What the engine fills in while it writes."""
+
+    text: str = ""
+    finish_reason: str = "length"
+    receipt: types.Receipt | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    pieces_used: int = 0
+    token_ids: list[int] = field(default_factory=list)
+
+
+class Generation:
+    """An answer being written: iterate over its text deltas; then read `receipt`, `usage` and the rest.
+
+    `close` cancels: pages and pins are given back at once. Leaving a `with` block closes.
+    """
+
+    def __init__(self, deltas: Generator[str], state: State) -> None:
+        self._deltas = deltas
+        self._state = state
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        delta = next(self._deltas)
+        self._state.text += delta
+        return delta
+
+    def close(self) -> None:
+        self._deltas.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return self._state.text
+
+    @property
+    def finish_reason(self) -> str:
+        """ "stop" (an end token or a stop string) or "length" (max_tokens, or the window was full)."""
+        return self._state.finish_reason
+
+    @property
+    def receipt(self) -> types.Receipt:
+        """What it cost; complete once the iteration is over."""
+        assert self._state.receipt is not None, "the receipt comes with the first token"
+        return self._state.receipt
+
+    @property
+    def usage(self) -> types.Usage:
+        return types.Usage(self._state.prompt_tokens, self._state.completion_tokens)
+
+    @property
+    def pieces_used(self) -> int:
+        """How many of the prompt's pieces went in; the others did not fit the window."""
+        return self._state.pieces_used
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The generated ids so far, end token included."""
+        return tuple(self._state.token_ids)
