@@ -142,14 +142,18 @@ def forced(
         return logits.log_softmax(-1), stitched.plan
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def table(
+    rows: Sequence[dict[str, Any]],
+    modes: Sequence[str] = MODES,
+    policies: Sequence[str] = POLICIES,
+) -> str:
     """Mean, median and worst KL, agreement and log-likelihood for each mode and policy."""
     lines = [
         "| compile | policy | KL mean | median | worst | top-1 | gold ll (full) | share |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for mode in MODES:
-        for policy in POLICIES:
+    for mode in modes:
+        for policy in policies:
             some = [r for r in rows if r["mode"] == mode and r["policy"] == policy]
             if not some:
                 continue

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("epicrag")
 
-DEFAULT_COMPILE = "prefix"
+DEFAULT_COMPILE = "neighbour"
 DEFAULT_KV_BYTES = 2 << 30
 
 

@@ -130,7 +130,7 @@ def test_keys_depend_on_all_that_changes_kv(checkpoint, tmp_path):
             {},
             {"compile_mode": "isolated"},
             {"compile_mode": "sink"},
-            {"compile_mode": "neighbour"},
+            {"compile_mode": "prefix"},
             {"namespace": "other"},
             {"kv_dtype": "float32"},
             {"family": "llama-yarn"},
