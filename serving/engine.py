@@ -23,7 +23,7 @@ from epicrag.serving.model import LAYOUT_VERSION, ServedModel
 from epicrag.serving.policies import Full, Policy
 from epicrag.serving.pool import Pool
 from epicrag.serving.prefixes import PrefixTree
-from epicrag.serving.prompt import ChatFormat, Piece, Prompt
+from epicrag.serving.prompt import ASKING, ChatFormat, Piece, Prompt
 from epicrag.serving.sample import Sampler, Sampling, TextStream
 from epicrag.serving.stitched import Stitched
 from epicrag.serving.tokenizer import UnitTokenizer
@@ -270,9 +270,12 @@ class Engine:
     ) -> Generation:
         """Answer a prompt. Nothing runs until the first delta is asked for.
 
-        Raises UsageError when the question does not fit the window, DeviceError when KV memory runs out.
+        A prompt with chunks also ends where the model begins a question of its own. Raises UsageError when
+        the question does not fit the window, DeviceError when KV memory runs out.
         """
         sampling = sampling or Sampling()
+        if prompt.pieces:
+            sampling = replace(sampling, stop=(*sampling.stop, ASKING))
         state = State()
         chosen = check_mode(policy.compile_mode or mode or self.compile_mode)
         run = self._run_plain if self.refusal else self._run

@@ -15,6 +15,9 @@ DEFAULT_SYSTEM = (
 )
 """The neutral system prompt: what chunks are compiled behind, and what is used unless another is given."""
 
+ASKING = "\n\nQuestion:"
+"""What stands between the documents and the question. A model that writes it has finished its answer."""
+
 UnitKind = Literal["system", "label", "chunk", "history", "question"]
 
 
@@ -123,7 +126,7 @@ class ChatFormat:
         for index, piece in enumerate(prompt.pieces):
             units.append(Unit("label", plain(self.label(index, prompt.labels)), index))
             units.append(Unit("chunk", plain(piece.text), index))
-        question = f"\n\nQuestion: {prompt.question}" if prompt.pieces else prompt.question
+        question = f"{ASKING} {prompt.question}" if prompt.pieces else prompt.question
         units.append(Unit("question", (*plain(question), *control(frame[-1]))))
         return [unit for unit in units if unit.ids]
 

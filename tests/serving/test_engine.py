@@ -187,6 +187,18 @@ def test_a_stop_string_ends_the_answer_before_it(tiny_engine):
     assert generation.finish_reason == "stop"
 
 
+def test_a_model_that_asks_itself_the_next_question_is_stopped(tiny_engine, monkeypatch):
+    """Small models go on with the pattern of the prompt; what they ask themselves is no answer."""
+    from epicrag.serving import engine as module
+
+    engine = tiny_engine("llama")
+    said = list(engine.tokenizer.ids("The mat.\n\nQuestion: why?"))
+    monkeypatch.setattr(module, "Sampler", lambda sampling: lambda logits: said.pop(0))
+    _, generation = run(engine, prompt(*TEXTS), sampling=Sampling(max_tokens=30))
+    assert generation.text == "The mat."
+    assert generation.finish_reason == "stop"
+
+
 def test_max_tokens_ends_the_answer(tiny_engine):
     _, generation = run(tiny_engine("qwen2"), prompt(*TEXTS), sampling=Sampling(max_tokens=3))
     assert generation.usage.completion_tokens <= 3
