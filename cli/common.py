@@ -18,20 +18,35 @@ if TYPE_CHECKING:
     from epicrag.pipeline import Pipeline
 
 
+INTERRUPTED = 130
+
+
+def path(text: str) -> Path:
+    """Read a path from the command line. An empty one, an unset variable as a rule, is not "here"."""
+    if not text.strip():
+        raise typer.BadParameter("a path must not be empty")
+    return Path(text)
+
+
 @dataclass(frozen=True, slots=True)
 class Common:
     """The flags of every verb, as given; None means "as configured"."""
 
     index: Annotated[
-        Path | None, typer.Option("--index", help="Folder of the index.", metavar="DIR")
+        Path | None,
+        typer.Option("--index", help="Folder of the index.", metavar="DIR", parser=path),
     ] = None
     home: Annotated[
         Path | None,
-        typer.Option("--home", help="Where epicrag keeps indexes and models.", metavar="DIR"),
+        typer.Option(
+            "--home", help="Where epicrag keeps indexes and models.", metavar="DIR", parser=path
+        ),
     ] = None
     config: Annotated[
         Path | None,
-        typer.Option("--config", help="Read this instead of ./epicrag.toml.", metavar="FILE"),
+        typer.Option(
+            "--config", help="Read this instead of ./epicrag.toml.", metavar="FILE", parser=path
+        ),
     ] = None
     model: Annotated[
         str | None, typer.Option("--model", help="Serving model: a name or a path.")
@@ -94,7 +109,11 @@ def verb(app: typer.Typer, name: str) -> Callable[[Callable[..., int]], Callable
 
         def command(**values: Any) -> int:
             common = Common(**{f.name: values.pop(f.name) for f in fields(Common)})
-            return function(common, **values)
+            try:
+                return function(common, **values)
+            except KeyboardInterrupt:  # typer would make a silent exit code of it
+                common.output.error("interrupted", "interrupted", None)
+                return INTERRUPTED
 
         parameters = [parameter.replace(kind=_KEYWORD) for parameter in own]
         command.__signature__ = inspect.Signature([*parameters, *shared])  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from epicrag.cli.common import Common
+from epicrag.cli.common import INTERRUPTED, Common, path
 from epicrag.cli.output import Output, count, duration, size
 from epicrag.cli.progress import reporter
 from epicrag.errors import PartialIngestError
@@ -17,12 +17,12 @@ from epicrag.errors import PartialIngestError
 if TYPE_CHECKING:
     from epicrag.pipeline import IngestResult, Pipeline
 
-INTERRUPTED = 130
-
 
 def ingest(
     common: Common,
-    paths: Annotated[list[Path], typer.Argument(help="Files and folders.", metavar="PATH...")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="Files and folders.", metavar="PATH...", parser=path)
+    ],
     no_kv: Annotated[bool, typer.Option("--no-kv", help="Do not compute KV now.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done; write nothing.")

@@ -12,7 +12,7 @@ import typer
 
 from epicrag import __version__
 from epicrag.cli.ask import ask
-from epicrag.cli.common import verb, verb_first
+from epicrag.cli.common import INTERRUPTED, verb, verb_first
 from epicrag.cli.ingest import ingest
 from epicrag.cli.models import models
 from epicrag.cli.output import Output, make_printable
@@ -20,7 +20,7 @@ from epicrag.cli.search import search
 from epicrag.cli.status import status
 from epicrag.errors import EpicragError
 
-UNEXPECTED, USAGE, INTERRUPTED = 1, 2, 130
+UNEXPECTED, USAGE = 1, 2
 
 app = typer.Typer(
     name="epicrag",

@@ -59,7 +59,7 @@ def status_json(status: Status) -> dict[str, object]:
     kv = {
         "entries": values.pop("kv_entries"),
         "bytes": values.pop("kv_bytes"),
-        "bytes_per_token": status.kv_bytes_per_token,
+        "bytes_per_token": values.pop("kv_bytes_per_token"),
         "chunks": values.pop("chunks_with_kv"),
     }
     model = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Self
@@ -54,7 +54,11 @@ class AnswerStream:
     """
 
     def __init__(
-        self, ask: Ask, generation: Generation | None, abstention: str = NOTHING_FOUND
+        self,
+        ask: Ask,
+        generation: Generation | None,
+        abstention: str = NOTHING_FOUND,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self.question = ask.question
         self.hits = ask.hits
@@ -63,6 +67,7 @@ class AnswerStream:
         self._ask = ask
         self._generation = generation
         self._answer: Answer | None = None
+        self._on_end = on_end
         self._pieces = self._stream(generation) if generation else self._abstain(abstention)
 
     def __iter__(self) -> Iterator[str]:
@@ -102,7 +107,7 @@ class AnswerStream:
         first = next(generation, "")  # what fits is known with the first token
         if self.hits and not generation.pieces_used:
             generation.close()
-            yield from self._abstain(NO_ROOM)
+            yield from self._abstain(NO_ROOM, "ask a shorter question, or lower --max-tokens")
             return
         hits = self.hits[: generation.pieces_used]
         citer = Citer([hit.chunk.model_text for hit in hits], self.question)
@@ -115,6 +120,8 @@ class AnswerStream:
             shown.append(text)
             yield text
         self._answer = self._cited("".join(shown), hits, citer, generation)
+        if self._on_end:
+            self._on_end()
         self._note(generation)
 
     def _cited(
@@ -164,10 +171,12 @@ class AnswerStream:
 
     # --- without it ---
 
-    def _abstain(self, text: str) -> Generator[str]:
+    def _abstain(
+        self, text: str, hint: str = "ask in other words, or lower --min-score"
+    ) -> Generator[str]:
         """Say that there is no answer, and why; under `strict`, fail instead."""
         if self._ask.strict:
-            raise AbstainedError(text, "ask in other words, or lower --min-score")
+            raise AbstainedError(text, hint)
         self._answer = Answer(
             question=self.question,
             text=text,

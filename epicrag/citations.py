@@ -26,6 +26,7 @@ _TOKEN = re.compile(
     rf"(?P<marker>{_MARKER}(?!\())|(?P<fence>```)|(?P<space>\s+)|[^\s\[`。！？]+|[。！？]+|."
 )
 _UNREADY = re.compile(r"(?:\[[\d ,;–-]{0,24}\]?|(?<!`)`{1,2})?\Z")
+_BARE = re.compile(r"(?:yes|no)\W*", re.IGNORECASE)
 _STOP = frozenset(
     _WORD.findall("""
     a about after all also an and any are as at be because been before being but by can could did do
@@ -75,7 +76,9 @@ class Attributor:
         """Return the numbers (from 1) of one or two passages that hold most of the sentence, or ()."""
         words = set(words_of(sentence))
         # "Yes." and "No." have no words of their own: what they answer is the question.
-        weights = {w: self._weight(w) for w in words} or dict.fromkeys(self._question, 1.0)
+        weights = {w: self._weight(w) for w in words}
+        if not words and _BARE.fullmatch(sentence.strip()):
+            weights = dict.fromkeys(self._question, 1.0)
         total = sum(weights.values())
         if not total or not self._passages:
             return ()

@@ -246,8 +246,8 @@ def _choice(words: tuple[str, ...]) -> Callable[[object, Path], str]:
 
 
 def _device(value: object, base: Path) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
-        raise _BadValueError("auto, cpu, cuda, cuda:N or mps")
+    if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+        raise _BadValueError("auto, cpu, cuda or cuda:N")
     return value
 
 

@@ -256,14 +256,14 @@ class _Run:
         """Write; return whether the user interrupted. What is done until then stays done."""
         catalog = self.tools.catalog
         self._refuse_foreign_embedder(bool(plan.add or plan.change))
-        before, generation = catalog.kv_keys(), catalog.generation
+        generation = catalog.generation
         try:
             self._apply(plan)
             self._settle(self.roots)
             if catalog.generation != generation:
                 self.tools.vectors.refresh()
-            own = self._compile() if kv else None
-            self._sweep(before, own)
+            own = self._compile() if kv else _own_keys(catalog)
+            self.tools.kv_store.gc(catalog.kv_keys() | own)
         except KeyboardInterrupt:
             return True
         catalog.set_setting("last_ingest", datetime.now(UTC).isoformat(timespec="seconds"))
@@ -377,13 +377,13 @@ class _Run:
 
     # --- keys and values ---
 
-    def _compile(self) -> AbstractSet[str] | None:
+    def _compile(self) -> AbstractSet[str]:
         """Compile every chunk that lacks its KV; return the engine's own keys where they are known."""
         catalog, identity = self.tools.catalog, self.tools.engine_identity()
         is_current = catalog.setting("kv_identity") == identity
         if is_current and (refusal := catalog.setting("kv_refusal")):
             self._note(refusal)
-            return None
+            return _own_keys(catalog)
         pending = self._pending()
         if not pending and (is_current or not catalog.counts().chunks):
             return _own_keys(catalog)
@@ -392,22 +392,24 @@ class _Run:
         if engine.refusal:
             catalog.set_setting("kv_identity", identity)
             self._note(engine.refusal)
-            return None
+            return _own_keys(catalog)
         if catalog.setting("kv_profile") != engine.profile:
-            pending = self._pending(is_stale=True)
+            # Before the first entry of the new kind: a run that is killed must not leave two kinds mixed.
+            catalog.set_setting("kv_identity", "")
+            catalog.clear_kv()
+            catalog.set_setting("kv_profile", engine.profile)
+            pending = self._pending()
+        catalog.set_setting("kv_own_keys", json.dumps(sorted(engine.own_keys())))
         self._compile_all(engine, self._that_fits(engine, pending))
-        own_keys = engine.own_keys()
-        catalog.set_setting("kv_profile", engine.profile)
-        catalog.set_setting("kv_own_keys", json.dumps(sorted(own_keys)))
         catalog.set_setting("kv_identity", identity)
-        return own_keys
+        return engine.own_keys()
 
-    def _pending(self, *, is_stale: bool = False) -> dict[int, int]:
-        """Return row: tokens of the chunks that lack their KV; of all where what there is, is stale."""
+    def _pending(self) -> dict[int, int]:
+        """Return row: tokens of the chunks that lack their KV."""
         return {
             row: chunk.n_tokens
             for row, chunk in self.tools.catalog.all_chunks()
-            if is_stale or not self._has_kv(row)
+            if not self._has_kv(row)
         }
 
     def _has_kv(self, row: int) -> bool:
@@ -455,17 +457,9 @@ class _Run:
     def _describe(self, engine: Engine) -> None:
         """Leave what `status` shows, and the next run needs to know, without loading the model."""
         self.tools.catalog.set_setting("kv_refusal", engine.refusal or "")
+        self.tools.catalog.set_setting("kv_bytes_per_token", str(engine.kv_bytes_per_token))
         for name in ("name", "fingerprint", "tokenizer_fingerprint", "dtype", "compile_mode"):
             self.tools.catalog.set_setting(f"model_{name}", str(getattr(engine, name)))
-
-    def _sweep(self, before: AbstractSet[str], own: AbstractSet[str] | None) -> None:
-        """Delete the KV of text that is no longer in the index."""
-        keep = self.tools.catalog.kv_keys()
-        if own is not None:
-            self.tools.kv_store.gc(keep | own)
-        else:  # which other entries are the engine's own is not known: only what this run removed
-            for key in before - keep:
-                self.tools.kv_store.delete(key)
 
     # --- the report ---
 
@@ -544,10 +538,9 @@ def _room_bytes(folder: Path) -> int:
     return free - free // 10
 
 
-def _own_keys(catalog: Catalog) -> AbstractSet[str] | None:
+def _own_keys(catalog: Catalog) -> AbstractSet[str]:
     """Return the KV keys of the engine's own units, as the last run that loaded it left them."""
-    stored = catalog.setting("kv_own_keys")
-    return set(json.loads(stored)) if stored else None
+    return set(json.loads(catalog.setting("kv_own_keys") or "[]"))
 
 
 def _chunk_sizes(catalog: Catalog) -> dict[str, int]:

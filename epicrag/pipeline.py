@@ -6,10 +6,11 @@ It holds no algorithm. Rooms are opened at first need, so that a run that needs 
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from epicrag.ask import AnswerStream, Ask, sources_of
 from epicrag.config import Config, enforce_offline, load_config
-from epicrag.errors import IndexEmptyError, UsageError
+from epicrag.errors import EpicragError, IndexEmptyError, UsageError
 from epicrag.ingest import Event, IngestResult, MassDeleteError, Progress, ingest
 from epicrag.quiet import hush
 from epicrag.types import Answer, Hit
@@ -60,6 +61,8 @@ class Status:
     vectors: int
     kv_entries: int
     kv_bytes: int
+    kv_bytes_per_token: int | None
+    """What a token of a chunk takes with the model of the last ingest; None while none has been loaded."""
     chunks_with_kv: int
     model: str | None
     model_fingerprint: str | None
@@ -69,11 +72,6 @@ class Status:
     embedder_fingerprint: str | None
     configured_model: str
     configured_embedder: str
-
-    @property
-    def kv_bytes_per_token(self) -> float | None:
-        """Disk bytes of KV for each token of the index; None while there is no KV or no text."""
-        return self.kv_bytes / self.tokens if self.tokens and self.kv_bytes else None
 
 
 class Pipeline:
@@ -248,6 +246,8 @@ class Pipeline:
         that says `interrupted`; the next run resumes.
         """
         given = [paths] if isinstance(paths, str | Path) else paths
+        if not self._exists():
+            _refuse_missing(given)
         with self._writable(dry_run) as tools:
             return ingest(tools, given, kv=kv, dry_run=dry_run, yes=yes, progress=progress)
 
@@ -272,7 +272,7 @@ class Pipeline:
 
         IndexEmptyError: nothing is in the index. MismatchError: made with another embedder.
         """
-        _refuse_blank(query, "query")
+        query = _readable(query, "query")
         self._refuse_empty()
         from epicrag.index.retrieve import check_embedder, search
 
@@ -318,7 +318,7 @@ class Pipeline:
         `chunks` are taken in place of retrieval, in their order. `shuffle_seed` puts the passages in a
         random order. Nothing relevant: `answered` is False, or AbstainedError under `strict`.
         """
-        _refuse_blank(question, "question")
+        question = _readable(question, "question")
         policy = self._policy(policy)
         hits, spent_ms = self._hits(question, k, chunks)
         is_relevant = chunks is not None or (hits and hits[0].score >= self.config.min_score)
@@ -327,12 +327,30 @@ class Pipeline:
         ask = Ask(question, tuple(hits), self.config.model, spent_ms, strict)
         if not is_relevant or not hits:
             return AnswerStream(ask, None)
-        return AnswerStream(
-            ask,
-            self.engine.generate(
-                self._prompt(question, hits), policy=policy, sampling=sampling or self.sampling()
-            ),
+        prompt = self._prompt(question, hits)
+        generation = self.engine.generate(
+            prompt, policy=policy, sampling=sampling or self.sampling()
         )
+        return AnswerStream(ask, generation, on_end=lambda: self._note_kv(policy, prompt, hits))
+
+    def _note_kv(self, policy: Policy, prompt: Prompt, hits: Sequence[Hit]) -> None:
+        """Tell the catalog which KV the answer has left on disk, so that ingest keeps it with its chunk.
+
+        KV of another kind than the index holds is not noted: the next ingest removes it.
+        """
+        engine, catalog = self.engine, self.catalog
+        if engine.refusal or policy.reuse != "chunks" or policy.compile_mode:
+            return
+        known = {hit.row: piece for hit, piece in zip(hits, prompt.pieces, strict=True)}
+        missing = {row: p for row, p in known.items() if row >= 0 and not catalog.kv_key(row)}
+        if not missing:
+            return
+        with suppress(EpicragError):  # a reader of an index that it may not write to
+            if not catalog.setting("kv_profile"):
+                catalog.set_setting("kv_profile", engine.profile)
+            if catalog.setting("kv_profile") == engine.profile:
+                keys = [(row, engine.key_of(piece)) for row, piece in missing.items()]
+                catalog.set_kv([(row, key) for row, key in keys if self.kv_store.contains(key)])
 
     def _hits(
         self, question: str, k: int | None, chunks: Sequence[Hit] | None
@@ -388,6 +406,7 @@ class Pipeline:
             vectors=counts.vectors,
             kv_entries=len(keys),
             kv_bytes=self.kv_store.nbytes(),
+            kv_bytes_per_token=int(setting("kv_bytes_per_token") or 0) or None,
             chunks_with_kv=len(keys & wanted),
             model=setting("model_name"),
             model_fingerprint=setting("model_fingerprint"),
@@ -407,9 +426,18 @@ class Pipeline:
         return IndexEmptyError(message, "put documents into it: epicrag ingest PATH")
 
 
-def _refuse_blank(text: str, what: str) -> None:
+def _readable(text: str, what: str) -> str:
+    """Return text that a tokenizer takes: bytes of the command line that are not UTF-8 become "?"."""
     if not text.strip():
         raise UsageError(f"the {what} is empty", f'give it as text: epicrag ask "{what} …"')
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _refuse_missing(paths: Sequence[str | Path]) -> None:
+    """Before an index is made: a path that is not there cannot be one that was deleted."""
+    for path in paths:
+        if not os.path.lexists(os.path.expanduser(path)):
+            raise UsageError(f"no such file or folder: {path}", "give a path that exists")
 
 
 def _overruled(config: Config, flags: dict[str, object]) -> Config:

@@ -248,6 +248,11 @@ class Catalog:
                 rows_keys,
             )
 
+    def clear_kv(self) -> None:
+        """Forget every KV key: what there is was made with another model or in another mode."""
+        with self._database.writing() as connection:
+            connection.execute("DELETE FROM kv")
+
     def kv_key(self, row: int) -> str | None:
         rows = self._rows("SELECT key FROM kv WHERE chunk_row = ?", row)
         return str(rows[0][0]) if rows else None

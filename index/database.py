@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from epicrag.errors import DamagedError, DeviceError, EpicragError, IndexEmptyError, LockedError
+from epicrag.errors import (
+    DamagedError,
+    DeviceError,
+    EpicragError,
+    IndexEmptyError,
+    LockedError,
+    UsageError,
+)
 from epicrag.index import migrations
 
 _BUSY_SECONDS = 5.0
@@ -93,7 +100,7 @@ def translated(file: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         raise _translation(error, file) or error from error
     except OSError as error:
-        raise EpicragError(
+        raise UsageError(
             f"the index at {file.parent} cannot be used: {error.strerror or error}",
             "check the folder's permissions, or choose another with --index",
         ) from error
@@ -108,7 +115,9 @@ def damaged(file: Path, detail: str) -> DamagedError:
 
 def _translation(error: sqlite3.Error, file: Path) -> EpicragError | None:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code
-    is_torn = code == sqlite3.SQLITE_ERROR and str(error).startswith("no such")  # table or column
+    # No such table or column; or a header that promises what SQLite has never had.
+    torn = ("no such", "unsupported file format")
+    is_torn = code == sqlite3.SQLITE_ERROR and str(error).startswith(torn)
     if is_torn or code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         return damaged(file, str(error))
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -119,7 +128,7 @@ def _translation(error: sqlite3.Error, file: Path) -> EpicragError | None:
             "free some space and run it again; the index is as it was before",
         )
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR):
-        return EpicragError(
+        return UsageError(
             f"the index at {file.parent} cannot be used: {error}",
             "check that the folder can be written to and the disk is well, or choose another"
             " with --index; what is stored is as it was before",

@@ -41,6 +41,11 @@ def load_encoder(path: Path, device: str = "auto") -> Encoder:
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and int(device[5:] or 0) >= torch.cuda.device_count():
+        raise DeviceError(
+            f"device {device} is not there: {torch.cuda.device_count()} CUDA devices found",
+            "use --device cpu",
+        )
     if not (path / "config.json").exists() and not (path / "modules.json").exists():
         raise _unloadable(path, "there is no model")
     try:

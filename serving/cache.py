@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from epicrag.errors import EpicragError
 from epicrag.serving.compile import Recipe, compile_batch
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class ChunkCache:
         if not self._pool.has(key):
             pair = self._load(key, recipe)
             if pair is None:
-                pair = self._compile([recipe])[0]
+                pair = self._compile([recipe], must_store=False)[0]
                 computed = len(recipe.ids)
             self._pool.fill(key, *pair)
         return self._pool.acquire(key), computed
@@ -143,7 +144,9 @@ class ChunkCache:
             return None
         return found.keys, found.values
 
-    def _compile(self, recipes: Sequence[Recipe]) -> list[tuple[Tensor, Tensor]]:
+    def _compile(
+        self, recipes: Sequence[Recipe], *, must_store: bool = True
+    ) -> list[tuple[Tensor, Tensor]]:
         """Compile and store; recipes that begin with the system unit share its exact KV."""
         done: dict[int, tuple[Tensor, Tensor]] = {}
         groups: dict[bool, list[int]] = {}
@@ -161,14 +164,24 @@ class ChunkCache:
                 if opens:
                     self.release(system)
             for index, pair in zip(indices, pairs, strict=True):
-                done[index] = self._stored(recipes[index], *pair)
+                done[index] = self._rounded(*pair)
+                self._put(recipes[index], done[index], must_store)
         return [done[index] for index in range(len(recipes))]
 
-    def _stored(self, recipe: Recipe, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Cast to the store's dtype and write; a value float16 cannot hold goes as bfloat16."""
+    def _rounded(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Cast to the store's dtype; a value float16 cannot hold goes as bfloat16."""
         pair = keys.to(self._store_dtype), values.to(self._store_dtype)
         if self._store_dtype == torch.float16 and not all(bool(x.isfinite().all()) for x in pair):
             pair = keys.to(torch.bfloat16), values.to(torch.bfloat16)
-        if self._store is not None:
-            self._store.put(self.key(recipe), pair[0].cpu(), pair[1].cpu(), self._meta)
         return pair
+
+    def _put(self, recipe: Recipe, pair: tuple[Tensor, Tensor], must_store: bool) -> None:
+        """Write an entry. An answer does not need it on disk: then a disk that is full is a warning."""
+        if self._store is None:
+            return
+        try:
+            self._store.put(self.key(recipe), pair[0].cpu(), pair[1].cpu(), self._meta)
+        except EpicragError as error:
+            if must_store:
+                raise
+            _log.warning("KV is not kept, and computed again next time: %s", error.message)

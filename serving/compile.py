@@ -7,6 +7,8 @@ turned back to position 0, so that every mode yields the same kind of entry.
 from __future__ import annotations
 
 import hashlib
+import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -51,8 +53,10 @@ class Recipe:
         """Content-addressed KV key: 64 hex digits. `profile` stands for model, tokenizer, dtypes, RoPE,
         layout version and namespace."""
         digest = hashlib.sha256(f"{profile}|{len(self.behind)}|{len(self.ids)}|".encode())
-        for token in (*self.behind, *self.ids):
-            digest.update(token.to_bytes(4, "little"))
+        tokens = array("I", (*self.behind, *self.ids))
+        if sys.byteorder == "big":
+            tokens.byteswap()
+        digest.update(tokens.tobytes())
         return digest.hexdigest()
 
 

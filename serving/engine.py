@@ -200,9 +200,13 @@ class Engine:
 
     # --- chunks ----------------------------------------------------------------------------------
 
-    def recipe_of(self, piece: Piece, mode: str | None = None) -> Recipe:
-        before = self.tokenizer.ids(piece.before) if piece.before else None
-        return self.frame.recipe(self.tokenizer.ids(piece.text), mode or self.compile_mode, before)
+    def recipe_of(
+        self, piece: Piece, mode: str | None = None, ids: tuple[int, ...] | None = None
+    ) -> Recipe:
+        """The recipe of a chunk in a mode; `ids` where its text is tokenised already."""
+        mode = mode or self.compile_mode
+        before = self.tokenizer.ids(piece.before) if piece.before and mode == "neighbour" else None
+        return self.frame.recipe(ids or self.tokenizer.ids(piece.text), mode, before)
 
     def key_of(self, piece: Piece, mode: str | None = None) -> str:
         """KV key of a chunk in the engine's compile mode, or in another."""
@@ -246,7 +250,8 @@ class Engine:
         out = {}
         for index, segment in enumerate(layout.segments):
             if segment.unit.kind == "chunk":
-                out[index] = self.recipe_of(prompt.pieces[segment.unit.piece], mode)
+                piece = prompt.pieces[segment.unit.piece]
+                out[index] = self.recipe_of(piece, mode, segment.unit.ids)
             elif segment.cacheable:
                 out[index] = Recipe(segment.unit.ids)
         return out

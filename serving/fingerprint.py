@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _SETTINGS = ("config.json", "generation_config.json")
@@ -49,7 +50,9 @@ def _read(cache: Path | None) -> dict[str, str]:
 
 
 def _write(cache: Path, known: dict[str, str]) -> None:
-    cache.parent.mkdir(parents=True, exist_ok=True)
+    """Remember; where nothing can be written, the digest is computed again next time."""
     temporary = cache.with_name(f"{cache.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(known, indent=0), encoding="utf-8")
-    temporary.replace(cache)
+    with suppress(OSError):
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(known, indent=0), encoding="utf-8")
+        temporary.replace(cache)

@@ -258,6 +258,8 @@ def _term(term: str, text: str) -> tuple[str, list[float]]:
         raise _unknown(text, f"{name} takes at most {most} numbers")
     if any(not 0 <= x <= 1e6 for x in numbers):
         raise _unknown(text, "the numbers must be between 0 and 1,000,000")
+    if name == "correct" and numbers and numbers[0] > 2:
+        raise _unknown(text, "correct takes a share of the change, 0 to 2")
     if name in ("legolink", "damp") and numbers and numbers[0] != int(numbers[0]):
         raise _unknown(text, f"{name} counts whole tokens")
     return name, numbers

@@ -33,6 +33,11 @@ class Sampling:
             (not 0 <= self.temperature <= 100, "temperature must be 0 to 100", self.temperature),
             (not 0 < self.top_p <= 1, "top_p must be above 0 and at most 1", self.top_p),
             (self.top_k < 0, "top_k must be 0 (off) or more", self.top_k),
+            (
+                self.seed is not None and not 0 <= self.seed < 2**63,
+                "a seed must be 0 to 2^63 - 1",
+                self.seed,
+            ),
             (any(not s for s in self.stop), "a stop string must not be empty", self.stop),
         ]
         for wrong, rule, value in bad:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from epicrag.errors import UsageError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _WINDOW = 16_384
 """Characters tokenised at once: some tokenizers take quadratic time on one very long word."""
 
@@ -112,7 +114,8 @@ class UnitTokenizer:
 
 
 def _windows(text: str) -> list[str]:
-    """Cut long text at line or word ends, deterministically."""
+    """Cut long text at line or word ends, deterministically; lone surrogates are replaced one by one."""
+    text = _SURROGATE.sub("\ufffd", text)
     pieces = []
     while len(text) > _WINDOW:
         cut = max(text.rfind("\n", 0, _WINDOW), text.rfind(" ", 0, _WINDOW))

@@ -120,6 +120,7 @@ class StubPipeline:
             vectors=13,
             kv_entries=13,
             kv_bytes=2048 * 1024,
+            kv_bytes_per_token=2048,
             chunks_with_kv=12,
             model="stub-lm",
             model_fingerprint="0123456789abcdef",

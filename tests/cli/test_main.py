@@ -167,3 +167,20 @@ def test_printing_never_raises_on_a_narrow_encoding():
     first, _, rest = done.stdout.partition(b"\n")
     assert first == b"caf\\xe9 \\u4eca bad\\udcff.txt"
     assert json.loads(rest)["a"] == "\u4eca\udcff"
+
+
+@pytest.mark.parametrize("verb", ["search", "ask", "ingest"])
+def test_an_interrupt_inside_a_verb_is_said_as_json_too(cli, pipeline, verb):
+    pipeline.error = KeyboardInterrupt()
+    run = cli(verb, "words", "--json")
+    assert run.code == 130
+    assert run.json["error"]["code"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    "args", [("ingest", ""), ("status", "--index", ""), ("search", "x", "--home", " ")]
+)
+def test_an_empty_path_is_refused_and_not_taken_for_the_working_folder(cli, pipeline, args):
+    run = cli(*args)
+    assert run.code == 2
+    assert "must not be empty" in run.err

@@ -64,7 +64,7 @@ def test_the_shape_of_status_json(cli, pipeline):
         "chunks": 12,
         "tokens": 1024,
         "vectors": 13,
-        "kv": {"entries": 13, "bytes": 2097152, "bytes_per_token": 2048.0, "chunks": 12},
+        "kv": {"entries": 13, "bytes": 2097152, "bytes_per_token": 2048, "chunks": 12},
         "model": {
             "name": "stub-lm",
             "fingerprint": "0123456789abcdef",

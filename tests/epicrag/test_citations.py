@@ -156,3 +156,9 @@ def test_a_sentence_the_model_cites_rightly_is_supported():
     citer = Citer(["the museum opens at ten"], "when?")
     _ = citer.feed("The museum opens at ten [1].") + citer.finish()
     assert citer.supported
+
+
+def test_an_answer_of_stop_words_is_supported_by_nothing():
+    citer = Citer(["the warranty is five years"], "How long is the warranty?")
+    _ = citer.feed("The [1]") + citer.finish()
+    assert not citer.supported

@@ -415,3 +415,54 @@ def test_passages_that_an_edit_leaves_alone_keep_their_kv(bench):
         pipeline.ingest([bench.docs], kv=False)
         assert len(before & bench.kv_keys()) == 1
         assert pipeline.ingest([bench.docs]).kv_chunks == 1
+
+
+def test_kv_that_an_answer_computed_goes_with_its_text_also_without_kv(bench):
+    path = bench.write("secret.txt", "the passcode is 998877")
+    bench.ingest(kv=False)
+    with bench.open() as pipeline:
+        row, chunk = next(pipeline.catalog.all_chunks())
+        bench.engine.put(bench.engine.key_of(chunk))  # as an answer leaves it
+        pipeline.catalog.set_kv([(row, bench.engine.key_of(chunk))])
+    path.unlink()
+    bench.write("other.txt", "something else")
+    bench.ingest(kv=False, yes=True)
+    assert bench.kv_keys() == set()
+
+
+def test_kv_of_a_run_that_was_killed_before_noting_it_is_swept(bench):
+    bench.write("a.txt", "some words")
+    bench.ingest(kv=False)
+    bench.engine.put("a" * 64)
+    bench.ingest(kv=False)
+    assert bench.kv_keys() == set()
+
+
+def test_kv_that_an_answer_noted_is_kept_by_a_run_without_kv(bench):
+    bench.write("a.txt", "some words")
+    bench.ingest(kv=False)
+    with bench.open() as pipeline:
+        row, chunk = next(pipeline.catalog.all_chunks())
+        bench.engine.put(bench.engine.key_of(chunk))
+        pipeline.catalog.set_kv([(row, bench.engine.key_of(chunk))])
+    bench.ingest(kv=False)
+    assert len(bench.kv_keys()) == 1
+
+
+def test_an_interrupted_change_of_mode_is_undone_whole(museum):
+    """Two kinds of KV must never stand in one index, whichever run was stopped."""
+    first = museum.kv_keys()
+    museum.engine.profile, museum.engine.interrupt_at = "profile-2", 4
+    assert museum.ingest().interrupted
+    museum.engine.profile, museum.engine.interrupt_at = "profile-1", None
+    museum.ingest()
+    with museum.open() as pipeline:
+        rows = [row for row, _ in pipeline.catalog.all_chunks()]
+        assert {pipeline.catalog.kv_key(row) for row in rows} == first
+    assert museum.kv_keys() == first
+
+
+def test_a_missing_path_makes_no_index(bench):
+    with pytest.raises(UsageError, match="no such file"):
+        bench.ingest(bench.docs / "nowhere")
+    assert not bench.config.index.exists()

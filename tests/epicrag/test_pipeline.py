@@ -213,7 +213,7 @@ def test_status_tells_what_ingest_left(museum):
     assert (status.documents, status.chunks, status.vectors) == (3, 3, 3)
     assert (status.chunks_with_kv, status.kv_entries) == (3, 4)
     assert (status.model, status.embedder, status.dtype) == ("stub-lm", "stub", "float32")
-    assert status.kv_bytes_per_token == status.kv_bytes / status.tokens
+    assert status.kv_bytes_per_token == museum.engine.kv_bytes_per_token
     assert status.last_ingest.endswith("+00:00")
 
 

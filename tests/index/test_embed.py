@@ -317,3 +317,11 @@ def test_fact_after_token_600_is_found_with_a_real_model():
     assert scores.max() > 0.4
     assert scores.argmax() == len(rows) - 1
     assert scores[:-1].max() < 0.2
+
+
+def test_a_device_that_is_not_there_is_named_and_not_the_embedder(tmp_path):
+    from epicrag.errors import DeviceError
+    from epicrag.index.encoder import load_encoder
+
+    with pytest.raises(DeviceError, match="cuda:99 is not there"):
+        load_encoder(tmp_path, "cuda:99")

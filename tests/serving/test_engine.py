@@ -353,3 +353,31 @@ def test_a_folder_that_is_no_model_is_refused(checkpoint, tmp_path, tokenizer_ma
     tokenizer_maker(tmp_path)
     with pytest.raises(UsageError, match=r"config\.json"):
         Engine.load(tmp_path, name="nothing")
+
+
+def test_an_answer_does_not_need_a_disk_that_can_be_written(
+    checkpoint, tmp_path, monkeypatch, caplog
+):
+    engine = load(checkpoint, tmp_path)
+
+    def full(*_: object, **__: object) -> int:
+        raise DeviceError("the disk is full")
+
+    monkeypatch.setattr(KVStore, "put", full)
+    with caplog.at_level(logging.WARNING, "epicrag"):
+        deltas, _ = run(engine, prompt(*TEXTS))
+    assert "".join(deltas)
+    assert "not kept" in caplog.text
+    with pytest.raises(DeviceError, match="full"):
+        list(engine.compile([Piece("something new")]))
+
+
+def test_a_question_that_is_not_utf8_is_answered(tiny_engine):
+    asked = Prompt("why \udcff", (Piece(TEXTS[0]),))
+    assert run(tiny_engine("llama"), asked)[1].usage.completion_tokens
+
+
+def test_a_digest_that_cannot_be_remembered_is_computed_again(checkpoint, tmp_path):
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    first = load(checkpoint, tmp_path, cache_folder=tmp_path / "cache").fingerprint
+    assert load(checkpoint, tmp_path, cache_folder=tmp_path / "cache").fingerprint == first

@@ -55,6 +55,7 @@ def test_short_and_reordered_forms_are_understood(text, policy):
         "damp+damp",
         "legolink(16",
         "legolink(nan)",
+        "legolink(16)+correct(3)",
     ],
 )
 def test_what_means_nothing_is_refused_with_what_is_possible(text):

@@ -70,6 +70,8 @@ def test_sampling_follows_the_probabilities():
         {"top_p": 1.1},
         {"top_k": -1},
         {"stop": ("",)},
+        {"seed": 2**70},
+        {"seed": -1},
     ],
 )
 def test_values_that_mean_nothing_are_refused(bad):
