@@ -54,6 +54,9 @@ def main() -> None:
         for number, question in enumerate(questions_of(args.questions, args.count)):
             hits = pipeline.search(question, k=args.k)
             order = random.Random(number).sample(hits, len(hits))
+            # Compile what the index holds no KV of yet, as `epicrag ingest` does.
+            for _ in pipeline.engine.compile(pipeline.prompt(question, order).pieces):
+                pass
             answers = {
                 policy: pipeline.ask(question, chunks=order, policy=policy)
                 for policy in ("none", "legolink(100000)", "full")

@@ -23,7 +23,7 @@ from fidelity import forced, table
 from epicrag.config import load_config
 from epicrag.pipeline import Pipeline
 from epicrag.serving.policies import Full
-from epicrag.serving.prompt import Piece, Prompt
+from epicrag.serving.prompt import Prompt
 from epicrag.serving.sample import Sampling
 
 MODES = ("isolated", "prefix", "neighbour")
@@ -39,11 +39,7 @@ def prompt_of(pipeline: Pipeline, question: str, k: int, seed: int) -> Prompt:
     """The prompt of `epicrag ask`, its passages in a random order."""
     hits = pipeline.search(question, k=k)
     random.Random(seed).shuffle(hits)
-    pieces = []
-    for hit in hits:
-        before = pipeline.catalog.previous(hit.row)
-        pieces.append(Piece(hit.chunk.model_text, before.model_text if before else None))
-    return Prompt(question, tuple(pieces))
+    return pipeline.prompt(question, hits)
 
 
 def measure(engine: Any, prompt: Prompt, n_answer: int) -> list[dict[str, Any]]:

@@ -327,7 +327,7 @@ class Pipeline:
         ask = Ask(question, tuple(hits), self.config.model, spent_ms, strict)
         if not is_relevant or not hits:
             return AnswerStream(ask, None)
-        prompt = self._prompt(question, hits)
+        prompt = self.prompt(question, hits)
         generation = self.engine.generate(
             prompt, policy=policy, sampling=sampling or self.sampling()
         )
@@ -367,7 +367,8 @@ class Pipeline:
         hits = self.search(question, k=k)
         return hits, (time.perf_counter() - began) * 1000
 
-    def _prompt(self, question: str, hits: Sequence[Hit]) -> Prompt:
+    def prompt(self, question: str, hits: Sequence[Hit]) -> Prompt:
+        """What the engine is asked when these passages, in this order, are to answer a question."""
         from epicrag.serving.prompt import Piece, Prompt
 
         pieces = tuple(Piece(hit.chunk.model_text, self._before(hit)) for hit in hits)
