@@ -108,7 +108,7 @@ def _show(out: Output, result: IngestResult) -> None:
 def summary(result: IngestResult) -> list[str]:
     """Return the table under a run: how many files of each status, and what they hold."""
     counts = ", ".join(f"{n:,} {status}" for status, n in sorted(result.counts.items()))
-    head = "would be: " if result.dry_run else ""
+    head = "would be, if every file can be read: " if result.dry_run else ""
     lines = [f"{head}{counts or 'no files found'}"]
     if result.dry_run:
         return lines

@@ -36,7 +36,7 @@ def list_models(common: Common) -> int:
 
 
 def _line(info: ModelInfo, width: int) -> str:
-    state = "here" if info.present else "not here"
+    state = "here" if info.present else "packaged" if info.packaged else "not here"
     return f"{info.name:<{width}}  {info.kind:<8}  {state:<8}  {info.size:>8}  {info.licence}"
 
 

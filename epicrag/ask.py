@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from epicrag.citations import Citer
 from epicrag.errors import AbstainedError
+from epicrag.repeats import Repeats
 from epicrag.types import Answer, Hit, Receipt, Source, Usage
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class AnswerStream:
         self._generation = generation
         self._answer: Answer | None = None
         self._on_end = on_end
+        self._is_looping = False
         self._pieces = self._stream(generation) if generation else self._abstain(abstention)
 
     def __iter__(self) -> Iterator[str]:
@@ -112,10 +114,15 @@ class AnswerStream:
         hits = self.hits[: generation.pieces_used]
         citer = Citer([hit.chunk.model_text for hit in hits], self.question)
         shown: list[str] = []
+        repeats = Repeats()
         for delta in chain([first], generation):
             if text := citer.feed(delta):
                 shown.append(text)
                 yield text
+            if repeats.feed(delta):
+                generation.close()
+                self._is_looping = True
+                break
         if text := citer.finish():
             shown.append(text)
             yield text
@@ -157,7 +164,9 @@ class AnswerStream:
             self.notes.append(
                 f"{dropped} of {len(self.hits)} passages did not fit into the model's window and were left out"
             )
-        if generation.finish_reason == "length":
+        if self._is_looping:
+            self.notes.append("the model began to repeat itself, and was stopped")
+        elif generation.finish_reason == "length":
             self.notes.append("the answer was cut short at --max-tokens")
         if answer.grounded:
             return

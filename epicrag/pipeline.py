@@ -320,6 +320,10 @@ class Pipeline:
         """
         question = _readable(question, "question")
         policy = self._policy(policy)
+        if self._given_engine is None:
+            self._model_path(
+                self.config.model
+            )  # a model that is not there is said before the search
         hits, spent_ms = self._hits(question, k, chunks)
         is_relevant = chunks is not None or (hits and hits[0].score >= self.config.min_score)
         if shuffle_seed is not None:

@@ -247,7 +247,7 @@ def _with_base(policy: Policy, bases: list[tuple[str, list[float]]], text: str) 
 def _term(term: str, text: str) -> tuple[str, list[float]]:
     match = _TERM.fullmatch(term)
     if match is None or match[1] not in _MAKERS:
-        raise _unknown(text, f"{term!r} is none of them")
+        raise _unknown(text, "it is none of them" if term == text else f"{term!r} is none of them")
     name, inside = match[1], match[2]
     try:
         numbers = [float(x) for x in inside.split(",")] if inside else []

@@ -1,0 +1,42 @@
+"""A model that goes round in circles is noticed at the second time, and nobody else is."""
+
+from __future__ import annotations
+
+from epicrag.repeats import Repeats
+
+
+def noticed_after(text: str) -> str | None:
+    """Feed a text character by character; return what had been said when it was noticed."""
+    repeats = Repeats()
+    for at, character in enumerate(text):
+        if repeats.feed(character):
+            return text[: at + 1]
+    return None
+
+
+def test_the_same_sentence_twice_is_noticed():
+    text = "The battery lasts 14 months. [1] It is a battery. The battery lasts 14 months. And so"
+    assert noticed_after(text) == text[: -len(" And so")]
+
+
+def test_a_sentence_over_several_pieces_is_one():
+    repeats = Repeats()
+    assert not repeats.feed("The fee is ")
+    assert not repeats.feed("five euros. The fee")
+    assert repeats.feed(" is five euros.")
+
+
+def test_sentences_that_differ_are_not():
+    assert noticed_after("The fee is 5 euros. The fee is 6 euros. The fee is 7 euros.") is None
+
+
+def test_short_ones_may_stand_twice():
+    assert noticed_after("Yes. It is. Yes. It is. Step 2. Step 2.") is None
+
+
+def test_code_may_repeat_itself():
+    assert noticed_after("```\nlet a = b . c d\nlet a = b . c d\n```\n") is None
+
+
+def test_cjk_text_without_spaces_is_left_alone():
+    assert noticed_after("今天天气很好。今天天气很好。") is None
