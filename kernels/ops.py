@@ -16,6 +16,7 @@ __all__ = [
     "Prepared",
     "Rotary",
     "Span",
+    "add_turned",
     "angles",
     "choice",
     "prepare",
@@ -45,6 +46,19 @@ class Prepared:
     spans: tuple[Span, ...]
     rotary: Rotary
     calls: cpu.Prepared | None
+
+
+def add_turned(
+    keys: Tensor, change: Tensor, cos: Tensor, sin: Tensor, rotary: Rotary, *, out: Tensor
+) -> None:
+    """Write `keys + R(n) change` to `out`: one change, turned to the position n of each row.
+
+    keys, out: (G, T, D), which must not overlap; change: (G, 1, D) in the un-rotated frame; cos, sin: (T, dim / 2).
+    """
+    if keys.device.type == "cpu" and keys.dtype == change.dtype and not rotary.interleaved:
+        cpu.add_turned(keys, change, cos, sin, rotary, out)
+        return
+    reference.add_turned(keys, change, cos, sin, rotary, out)
 
 
 def choice(device: torch.device) -> Choice:

@@ -43,6 +43,13 @@ def rotate(x: Tensor, delta: Tensor | int, rotary: Rotary) -> Tensor:
     return turn(x, cos, sin, rotary)
 
 
+def add_turned(
+    keys: Tensor, change: Tensor, cos: Tensor, sin: Tensor, rotary: Rotary, out: Tensor
+) -> None:
+    """Write `keys + R(n) change` to `out`. keys, out: (G, T, D); change: (G, 1, D); cos, sin: (T, dim / 2)."""
+    out.copy_(keys + turn(change, cos, sin, rotary).to(keys.dtype))
+
+
 def segment_attention(
     queries: Tensor,
     positions: Tensor,

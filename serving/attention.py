@@ -160,8 +160,8 @@ class FlatBatch:
         change = (fresh - old).mean(1, keepdim=True) * c.alpha  # (G, 1, D)
         for copy in c.copies:
             source = pool_keys[:, copy.source : copy.source + copy.length]
-            added = ops.turn(change, copy.cos, copy.sin, self.rotary)  # (G, length, D)
-            pool_keys[:, copy.target : copy.target + copy.length] = source + added.to(source.dtype)
+            target = pool_keys[:, copy.target : copy.target + copy.length]
+            ops.add_turned(source, change, copy.cos, copy.sin, self.rotary, out=target)
         moved = (values[:, c.probes] - pool_values[:, c.cached]).mean(1) * c.alpha  # (G, D)
         for span in c.spans:
             shifts[span] = moved

@@ -55,3 +55,20 @@ def test_half_precision_is_turned_in_float32_and_cast_once():
     spec = rotary(16, False)
     want = ops.rotate(x.float(), 900, spec).bfloat16()
     assert torch.equal(ops.rotate(x, 900, spec), want)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dim", [16, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_change_is_added_turned_to_each_row(interleaved: bool, dim: int, dtype: torch.dtype):
+    spec = rotary(dim, interleaved)
+    wide = torch.promote_types(dtype, torch.float32)
+    pool = torch.randn(2, 20, 16).to(dtype)
+    change = torch.randn(2, 1, 16, dtype=wide)
+    rows = torch.arange(3, 8)
+    keys, out = pool[:, 2:7], pool[:, 10:15]
+    want = keys.to(wide) + ops.rotate(change.expand(2, 5, 16), rows, spec)
+    others = torch.cat((pool[:, :10], pool[:, 15:]), 1).clone()
+    ops.add_turned(keys, change, *ops.angles(rows, spec, wide), spec, out=out)
+    assert torch.allclose(out.to(wide), want, atol=5e-2 if dtype == torch.bfloat16 else 1e-5)
+    assert torch.equal(torch.cat((pool[:, :10], pool[:, 15:]), 1), others)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from epicrag.kernels import ops, reference
 
-GROUPS, REPEAT, DIM, ROWS = 2, 3, 16, 256
+GROUPS, REPEAT, DIM, ROWS = 2, 3, 16, 400
 
 
 def make_rotary(dim: int = DIM, interleaved: bool = False) -> ops.Rotary:
