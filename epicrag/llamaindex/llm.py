@@ -20,6 +20,7 @@ from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import LLM
 
+from epicrag.config import DEFAULT_LINK_POLICY
 from epicrag.errors import UsageError
 from epicrag.llamaindex.blocks import passage_before, sources_of, to_prompt
 from epicrag.llamaindex.threads import in_thread, in_thread_async
@@ -53,7 +54,7 @@ class EpicragLLM(LLM):
     top_k: int = Field(default=0, description="Draw from this many likeliest tokens; 0: all.")
     seed: int | None = Field(default=None, description="Equal seeds give equal answers.")
     stop: tuple[str, ...] = Field(default=(), description="Texts that end the answer.")
-    link_policy: str = Field(default="legolink(16)", description="How reused chunks are linked.")
+    link_policy: str = Field(default=DEFAULT_LINK_POLICY, description="How reused chunks are linked.")
     documents_prompt: str = Field(
         default=DEFAULT_SYSTEM,
         description="System prompt of a chat that brings documents but no system message.",
