@@ -54,7 +54,9 @@ class EpicragLLM(LLM):
     top_k: int = Field(default=0, description="Draw from this many likeliest tokens; 0: all.")
     seed: int | None = Field(default=None, description="Equal seeds give equal answers.")
     stop: tuple[str, ...] = Field(default=(), description="Texts that end the answer.")
-    link_policy: str = Field(default=DEFAULT_LINK_POLICY, description="How reused chunks are linked.")
+    link_policy: str = Field(
+        default=DEFAULT_LINK_POLICY, description="How reused chunks are linked."
+    )
     documents_prompt: str = Field(
         default=DEFAULT_SYSTEM,
         description="System prompt of a chat that brings documents but no system message.",

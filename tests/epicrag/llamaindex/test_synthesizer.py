@@ -46,7 +46,11 @@ def test_the_answer_cites_and_names_its_sources_and_its_cost(llm, nodes, chunks,
     assert text == CITED
     assert [n.node.node_id for n in response.source_nodes] == [chunk.id for chunk in chunks]
     about = response.metadata
-    assert (about["policy"], about["dropped"], about["cited"]) == ("legolink(16)+correct(0.25)", 0, [1])
+    assert (about["policy"], about["dropped"], about["cited"]) == (
+        "legolink(16)+correct(0.25)",
+        0,
+        [1],
+    )
     assert about["usage"] == {"prompt_tokens": 321, "completion_tokens": 5}
     assert about["receipt"]["stitched"] == 150
     assert about["answered"] is True
