@@ -28,7 +28,7 @@ from epicrag.serving.policies import Policy, parse_policy
 from epicrag.serving.prompt import Piece, Prompt
 from epicrag.serving.sample import Sampling
 
-POLICIES = ("full", "prefix", "none", "legolink(4)", "legolink(16)", "legolink(16)+correct(0.5)")
+POLICIES = ("full", "prefix", "none", "legolink(4)", "legolink(16)", "legolink(16)+correct(0.25)")
 WORDS = [
     "river",
     "stone",
