@@ -213,7 +213,7 @@ class _Run:
         name = os.path.expanduser(path)
         root = Path(os.path.realpath(name)).as_posix()
         if not os.path.lexists(name) and not any(_is_below(known, root) for known in self.known):
-            raise UsageError(f"no such file or folder: {path}", "give a path that exists")
+            raise no_such_path(path)
 
     def _resplit(self, plan: Plan) -> Plan:
         """Count as changed what was split with another chunk size than asked for now."""
@@ -526,6 +526,11 @@ def _in_context(chunks: Sequence[Chunk]) -> list[tuple[str, str]]:
     """Return for each chunk what its KV may depend on: the text before it, and its own."""
     ids = ["", *(chunk.id for chunk in chunks)]
     return list(pairwise(ids))
+
+
+def no_such_path(path: str | Path) -> UsageError:
+    """The error for a path that is not there, and that the index has not heard of either."""
+    return UsageError(f"no such file or folder: {path}", "give a path that exists")
 
 
 def _is_below(path: str, root: str) -> bool:

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any, Self
 from epicrag.ask import AnswerStream, Ask, sources_of
 from epicrag.config import Config, enforce_offline, load_config
 from epicrag.errors import EpicragError, IndexEmptyError, UsageError
-from epicrag.ingest import Event, IngestResult, MassDeleteError, Progress, ingest
+from epicrag.ingest import (
+    Event,
+    IngestResult,
+    MassDeleteError,
+    Progress,
+    ingest,
+    no_such_path,
+)
 from epicrag.quiet import hush
 from epicrag.types import Answer, Hit
 
@@ -442,7 +449,7 @@ def _refuse_missing(paths: Sequence[str | Path]) -> None:
     """Before an index is made: a path that is not there cannot be one that was deleted."""
     for path in paths:
         if not os.path.lexists(os.path.expanduser(path)):
-            raise UsageError(f"no such file or folder: {path}", "give a path that exists")
+            raise no_such_path(path)
 
 
 def _overruled(config: Config, flags: dict[str, object]) -> Config:
