@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import SiLUActivation
 
+from epicrag.kernels import native
 from epicrag.serving.layout import Layer, Parts
 from epicrag.serving.weights import Linear
 
@@ -71,11 +72,16 @@ class Decoder:
 
 
 def _product(x: Tensor, linear: Linear, out: Tensor) -> Tensor:
+    if linear.packed is not None and len(x) <= native.NARROW:
+        return native.linear(x, linear.packed, out, linear.bias)
     torch.mm(x, linear.weight.t(), out=out)
     return out if linear.bias is None else out.add_(linear.bias)
 
 
 def _add_product(stream: Tensor, x: Tensor, linear: Linear) -> None:
+    if linear.packed is not None and len(x) <= native.NARROW:
+        stream.add_(native.linear(x, linear.packed, None, linear.bias))
+        return
     stream.addmm_(x, linear.weight.t())
     if linear.bias is not None:
         stream.add_(linear.bias)
