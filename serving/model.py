@@ -20,6 +20,8 @@ from epicrag.kernels import ops
 from epicrag.serving import attention
 from epicrag.serving.attention import RefusedModel
 from epicrag.serving.fingerprint import model_fingerprint
+from epicrag.serving.lean import read_lean
+from epicrag.serving.proofs import Proofs
 
 LAYOUT_VERSION = 1
 """Of the KV entries: keys and values (L, G, T, D), keys rotated to local positions 0, 1, 2 …"""
@@ -39,8 +41,17 @@ class Geometry:
 class ServedModel:
     """The loaded weights, and one call: `forward`."""
 
-    def __init__(self, module: Any, fingerprint: str, context_window: int) -> None:
+    def __init__(
+        self,
+        module: Any,
+        fingerprint: str,
+        context_window: int,
+        folder: Path | None = None,
+        proofs: Proofs | None = None,
+    ) -> None:
         self.module = module
+        self.folder = folder
+        self.proofs = proofs or Proofs(None, "")
         self.fingerprint = fingerprint
         self.context_window = context_window
         parameter = next(module.parameters())
@@ -58,18 +69,22 @@ class ServedModel:
         cache_folder: Path | None = None,
     ) -> ServedModel:
         """Load a model folder. DeviceError for a missing device or memory, UsageError for a bad folder."""
-        from transformers import AutoConfig, AutoModelForCausalLM
-
         if not (folder / "config.json").is_file():
             raise UsageError(
                 f"{folder} is no model folder: it has no config.json",
                 "name a model of `epicrag models list`, or a folder saved by transformers",
             )
-        attention.register()
         where = _device(device)
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
         kind = _dtype(dtype, where, folder)
         try:
+            fingerprint = model_fingerprint(folder, cache_folder)
+            proofs = Proofs.of(cache_folder, fingerprint, kind, where)
+            if proofs.holds("lean") and (lean := read_lean(folder, kind, where)) is not None:
+                return cls(lean, fingerprint, _window(lean.config), folder, proofs)
+            from transformers import AutoConfig, AutoModelForCausalLM
+
+            attention.register()
+            config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
             module = AutoModelForCausalLM.from_pretrained(
                 str(folder),
                 dtype=kind,
@@ -87,7 +102,7 @@ class ServedModel:
                 f"{folder} cannot be loaded as a causal language model: {error}",
                 "name a model of `epicrag models list`, or a folder saved by transformers",
             ) from error
-        return cls(module, model_fingerprint(folder, cache_folder), _window(config))
+        return cls(module, fingerprint, _window(config), folder, proofs)
 
     @property
     def config(self) -> Any:

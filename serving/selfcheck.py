@@ -23,23 +23,28 @@ if TYPE_CHECKING:
 
     from epicrag.serving.engine import Engine
 
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 """Largest difference of logits, in units of their standard deviation."""
 
 
 def check(engine: Engine) -> None:
     """Raise RefusedModel unless full prefill, identity reuse and relocation are right for this model."""
-    vocabulary = engine.model.config.get_text_config().vocab_size
-    ids = [(17 + 31 * i) % vocabulary for i in range(48)]
+    ids = probe(engine)
     layout = _layout(ids, (16, 32))
     try:
         want = engine.model.plain_logits(ids, [len(ids) - 1])[0].float()
-        _agree(_logits(engine, layout, Full()), want, engine, "full prefill")
+        agree(_logits(engine, layout, Full()), want, engine, "full prefill")
         # Everything recomputed over stitched pages: pages, masks and merging.
-        _agree(_logits(engine, layout, LegoLink(32)), want, engine, "recomputed chunks")
-        _check_relocation(engine, tuple(ids[16:32]))
+        agree(_logits(engine, layout, LegoLink(32)), want, engine, "recomputed chunks")
+        check_relocation(engine, tuple(ids[16:32]))
     except (NotImplementedError, TypeError, RuntimeError, EpicragError) as error:
         raise RefusedModel(f"its self-check failed ({type(error).__name__}: {error})") from error
+
+
+def probe(engine: Engine) -> list[int]:
+    """The token ids that the check reads: any will do."""
+    vocabulary = engine.model.config.get_text_config().vocab_size
+    return [(17 + 31 * i) % vocabulary for i in range(48)]
 
 
 def _layout(ids: list[int], cuts: tuple[int, int]) -> Layout:
@@ -74,7 +79,7 @@ def _logits(engine: Engine, layout: Layout, policy: Policy) -> Tensor:
             engine.pool.drop(f"check:{index}")
 
 
-def _check_relocation(engine: Engine, ids: tuple[int, ...]) -> None:
+def check_relocation(engine: Engine, ids: tuple[int, ...]) -> None:
     """A chunk compiled at 0 and turned to 100 must equal the same chunk compiled at 100."""
     at_zero, _ = compile_batch(engine.model, engine.pool, engine.layers, [Recipe(ids)])[0]
     moved = relocate(
@@ -82,13 +87,13 @@ def _check_relocation(engine: Engine, ids: tuple[int, ...]) -> None:
     )[0]
     there = engine.model.layer0_keys(ids, range(100, 100 + len(ids)))
     error = float((moved - there).abs().max() / there.abs().max())
-    if error > _TOLERANCE[engine.model.dtype]:
+    if error > TOLERANCE[engine.model.dtype]:
         raise RefusedModel(f"relocated keys differ from keys computed there by {error:.1%}")
 
 
-def _agree(got: Tensor, want: Tensor, engine: Engine, what: str) -> None:
+def agree(got: Tensor, want: Tensor, engine: Engine, what: str) -> None:
     error = float((got - want).abs().max() / want.std().clamp_min(1e-6))
-    if not error <= _TOLERANCE[engine.model.dtype]:
+    if not error <= TOLERANCE[engine.model.dtype]:
         raise RefusedModel(
             f"{what} in the engine differs from transformers by {error:.2g} standard deviations"
         )
