@@ -78,7 +78,8 @@ class LeanModel(nn.Module):
     def __init__(self, config: LeanConfig, bias: bool) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, device="meta")
+        sizes = config.vocab_size, config.hidden_size
+        self.embed_tokens = nn.Embedding(*sizes, _weight=torch.empty(sizes, device="meta"))
         self.layers = nn.ModuleList(
             LeanDecoderLayer(config, bias, index) for index in range(config.num_hidden_layers)
         )
@@ -175,7 +176,15 @@ class LeanRotaryEmbedding(nn.Module):
 
 
 def _linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=bias, device="meta")
+    """An `nn.Linear` whose weights come later, without its initialisation: a model's would take seconds."""
+    linear = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(linear)
+    linear.in_features, linear.out_features = inputs, outputs
+    linear.weight = nn.Parameter(torch.empty(outputs, inputs, device="meta"))
+    linear.register_parameter(
+        "bias", nn.Parameter(torch.empty(outputs, device="meta")) if bias else None
+    )
+    return linear
 
 
 def _turned(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
