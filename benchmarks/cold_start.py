@@ -43,7 +43,9 @@ def main() -> None:
                 runs[tree].append(times)
     medians = {str(tree): of_runs(times) for tree, times in runs.items()}
     print("\n".join(table(list(medians.values()))))
-    print(json.dumps({"runs": given.runs, "cores": os.cpu_count(), "trees": list(medians.values())}))
+    print(
+        json.dumps({"runs": given.runs, "cores": os.cpu_count(), "trees": list(medians.values())})
+    )
 
 
 def _arguments() -> argparse.Namespace:

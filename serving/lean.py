@@ -201,9 +201,7 @@ def read_lean(folder: Path, dtype: torch.dtype, device: torch.device) -> LeanFor
         return None
     module = LeanForCausalLM(config, _FAMILIES[config.model_type][1])
     module.generation_config = LeanConfig(**_read_json(folder / "generation_config.json"))
-    weights = {
-        name: tensor.to(device, dtype) for file in files for name, tensor in _tensors(file)
-    }
+    weights = {name: tensor.to(device, dtype) for file in files for name, tensor in _tensors(file)}
     if config.tie_word_embeddings or "lm_head.weight" not in weights:
         if not config.tie_word_embeddings:
             return None
@@ -225,7 +223,9 @@ def share_lean(folder: Path, module: nn.Module) -> LeanForCausalLM | None:
     if config is None:
         return None
     lean, theirs = LeanForCausalLM(config, _FAMILIES[config.model_type][1]), module.state_dict()
-    if {n: t.shape for n, t in lean.state_dict().items()} != {n: t.shape for n, t in theirs.items()}:
+    if {n: t.shape for n, t in lean.state_dict().items()} != {
+        n: t.shape for n, t in theirs.items()
+    }:
         return None
     for path in folder.glob("*.safetensors"):
         for name, tensor in _tensors(path):
@@ -242,7 +242,9 @@ def lean_config(spec: Mapping[str, Any]) -> LeanConfig | None:
     """Return the configuration, with what is left out by it filled in; None where it is not a plain one."""
     name, _ = _FAMILIES.get(str(spec.get("model_type")), ("", False))
     rope = spec.get("rope_parameters") or {"rope_theta": spec.get("rope_theta")}
-    sliding = spec.get("sliding_window") and spec.get("use_sliding_window", True)
+    # Mistral's window slides where its configuration is silent.
+    sliding = spec.get("sliding_window", name == "MistralForCausalLM")
+    sliding = sliding and spec.get("use_sliding_window", True)
     kinds = set(spec.get("layer_types") or ()) - {"full_attention"}
     if (
         spec.get("architectures") != [name]

@@ -14,7 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-_MORE = re.compile(r"namespace|dict|\{%-?\s*generation\b|cycler|joiner|lipsum|__|import|include|extends")
+_MORE = re.compile(
+    r"namespace|dict|\{%-?\s*generation\b|cycler|joiner|lipsum|__|import|include|extends"
+)
 """What a template may not hold: what transformers gives in its own way, or not at all."""
 
 _CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast")

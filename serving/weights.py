@@ -37,7 +37,9 @@ def fuse(layers: Sequence[Any]) -> Linear:
     weight = _side_by_side([layer.weight for layer in layers])
     biases = [layer.bias for layer in layers if layer.bias is not None]
     if biases and len(biases) < len(layers):
-        raise ValueError("of layers that read the same input, some have a bias and others have none")
+        raise ValueError(
+            "of layers that read the same input, some have a bias and others have none"
+        )
     return Linear(weight, _side_by_side(biases) if biases else None)
 
 
