@@ -100,8 +100,10 @@ def _pooling(config: dict[str, Any]) -> str | None:
 class Stack(Protocol):
     """A transformer with its tokenizer: texts to the states of their tokens."""
 
-    tokenizer: Any
-    max_positions: int | None
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def max_positions(self) -> int | None: ...
 
     def states(self, texts: Sequence[str], max_tokens: int | None) -> tuple[Tensor, Tensor]:
         """Return the last layer's states (N, T, dim) and which of them are tokens (N, T)."""
