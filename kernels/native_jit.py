@@ -206,18 +206,19 @@ def eight_totals(b, vectors):
     def shuffle(x, y, order):
         return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, LANES), order))
 
-    def join(x, y, order, other):
+    def added(x, y, order, other):
         return b.fadd(shuffle(x, y, order), shuffle(x, y, other))
 
     pairs = [
-        join(x, y, [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15])
+        added(x, y, [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15])
         for x, y in zip(vectors[0::2], vectors[1::2], strict=True)
     ]
     fours = [
-        join(x, y, [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15])
+        added(x, y, [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15])
         for x, y in zip(pairs[0::2], pairs[1::2], strict=True)
     ]
-    return join(*fours, [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])
+    low, high = fours
+    return added(low, high, [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])
 
 
 def widen(b, kind: str, address, index):
