@@ -9,9 +9,9 @@ from __future__ import annotations
 import platform
 from functools import cache
 
-from epicrag.kernels.native_weights import KINDS, NARROW, Packed, linear, pack, unpack
+from epicrag.kernels.native_weights import KINDS, NARROW, Packed, linear, pack, tag, unpack
 
-__all__ = ["KINDS", "NARROW", "Packed", "linear", "pack", "unpack", "why_not"]
+__all__ = ["KINDS", "NARROW", "Packed", "linear", "pack", "tag", "unpack", "why_not"]
 
 
 @cache

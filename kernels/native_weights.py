@@ -130,6 +130,11 @@ def linear(
     return out
 
 
+def tag(kind: Kind) -> Any:
+    """What tells a compiled function the kind of its weights."""
+    return _compiled()[2][kind]
+
+
 @cache
 def _compiled() -> tuple[Callable[..., None], Callable[..., None], dict[str, Any], Any, Any, int]:
     import numpy as np

@@ -5,9 +5,11 @@ A layout is known by the types of its modules: what is not what it should be is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -67,6 +69,15 @@ class Parts:
     heads: int
     groups: int
     head_dim: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    def linears(self) -> Iterator[Linear]:
+        for layer in self.layers:
+            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
+        yield self.head
 
 
 def take_apart(module: nn.Module) -> Parts:
