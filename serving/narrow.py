@@ -1,7 +1,7 @@
-"""The decoder for few rows: weights in fewer bits, and compiled halves of layers around the attention.
+"""The decoder for few rows: weights in fewer bits, and compiled functions around the attention.
 
-A pass of one row waits for memory and for the calls it is made of; so memory holds the weights in the fewest
-bits that are exact, and a layer is two calls and its attention.
+A pass of one row waits for memory and for the calls it is made of: so the weights are read in the fewest bits
+that are exact, and a layer is eight calls and its attention.
 """
 
 from __future__ import annotations
@@ -23,33 +23,62 @@ from epicrag.serving.weights import Linear
 if TYPE_CHECKING:
     from epicrag.serving.attention import Batch
 
-Place = tuple[int, ...]
-"""A packed weight in numbers: address, pitch, k, group, address of the factors, their number, n, address of the bias."""
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """One product by a packed weight, as the compiled function takes it."""
+
+    n: int
+    weight: tuple[int, ...]
+    bias: int
+    multiplications: int  # of one row
+
+    def __call__(self, run: _Run, x: int, pitch: int, out: int) -> None:
+        """x and out are addresses of (T, K) and (T, N)."""
+        given = (run.tag, *self.weight, x, pitch, run.n_rows, self.bias, out, 4 * self.n)
+        if run.threads == 1 or self.multiplications * run.n_rows < run.small:
+            run.part(given[0], 0, self.n, *given[1:])
+            return
+        with run.enter:
+            run.whole(run.threads, self.n, *given)
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
-    """What the compiled functions are told of one layer."""
+class _Run:
+    """What all products of a pass have in common."""
 
+    n_rows: int
+    threads: int
+    tag: Any
+    part: Any
+    whole: Any
+    enter: AbstractContextManager[Any]
+    small: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
     index: int
     scale: float
     rotates: bool
-    before: tuple[Any, ...]
-    behind: tuple[Any, ...]
+    attention_norm: tuple[Any, float]
+    qkv: _Product
+    heads: tuple[Any, ...]  # what `turn` is told of them
+    out: _Product
+    mlp_norm: tuple[Any, float]
+    gate_up: _Product
+    down: _Product
 
 
 class NarrowDecoder:
     """`Decoder.forward` for few rows, with the parts' packed weights; `why_not` says for which parts."""
 
     def __init__(self, parts: Parts) -> None:
-        from epicrag.kernels import native_jit, native_layer
+        from epicrag.kernels import native_jit, native_linear, native_rows
 
         self._parts = parts
-        self._before, self._behind = native_layer.before, native_layer.behind
-        self._share = native_jit.share
-        self._enter: AbstractContextManager[Any] = native_jit.ENTER
+        self._rows, self._jit, self._linear = native_rows, native_jit, native_linear
         self._kept: list[Tensor] = []  # the compiled functions are told addresses
-        self._layers = [self._numbers(layer) for layer in parts.layers]
+        self._layers = [self._layer(layer) for layer in parts.layers]
         self._norm = self._plain(parts.norm.weight)
         self._head_bias = self._bias(parts.head)
         self._tag = native.tag(parts.head.packed.kind)
@@ -57,62 +86,73 @@ class NarrowDecoder:
     def forward(self, ids: Tensor, positions: Tensor, batch: Batch, rows: Tensor) -> Tensor:
         """See `Decoder.forward`."""
         parts, n = self._parts, len(ids)
-        heads, groups, dim = parts.heads, parts.groups, parts.head_dim
+        add_norm, turn, silu_gate = self._rows.add_norm, self._rows.turn, self._rows.silu_gate
+        run = self._run(n)
         stream = F.embedding(ids, parts.embedding).float()
         cos, sin = (x[:, 0].float().contiguous().numpy() for x in angles(parts, stream, positions))
         none = cos[:, :0]
-        width, inner = stream.shape[1], parts.layers[0].down.weight.shape[1]
-        qkv = stream.new_empty(n, (heads + 2 * groups) * dim)
-        space = tuple(stream.new_empty(n, k).numpy() for k in (width, 2 * inner, inner))
-        views = qkv.view(n, -1, dim).transpose(0, 1).split((heads, groups, groups))
-        x, x_qkv = stream.numpy(), qkv.numpy()
-        threads = torch.get_num_threads()
-        threads = self._share(threads) if threads > 1 else 1
-        for numbers in self._layers:
-            turn = (cos, sin) if numbers.rotates else (none, none)
-            with self._enter:
-                self._before(self._tag, threads, x, *numbers.before, *turn, space[0], x_qkv)
+        inner, heads = parts.layers[0].down.weight.shape[1], parts.heads + 2 * parts.groups
+        qkv = stream.new_empty(n, heads * parts.head_dim)
+        views = qkv.view(n, heads, -1).transpose(0, 1)
+        views = views.split((parts.heads, parts.groups, parts.groups))
+        normed, more = torch.empty_like(stream), torch.zeros_like(stream)
+        both, gated = stream.new_empty(n, 2 * inner), stream.new_empty(n, inner)
+        x, x_normed, x_more, x_qkv = (y.numpy() for y in (stream, normed, more, qkv))
+        x_both, x_gated = both.numpy(), gated.numpy()
+        a_normed, a_more, a_qkv = (y.data_ptr() for y in (normed, more, qkv))
+        a_both, a_gated = both.data_ptr(), gated.data_ptr()
+        wide, mixed_pitch = 4 * stream.shape[1], 4 * parts.heads * parts.head_dim
+        for layer in self._layers:
+            add_norm(x, x_more, *layer.attention_norm, x_normed)
+            layer.qkv(run, a_normed, wide, a_qkv)
+            turn(x_qkv, *layer.heads, *((cos, sin) if layer.rotates else (none, none)))
             given = views if parts.dtype == torch.float32 else [v.to(parts.dtype) for v in views]
-            mixed = batch.attend(numbers.index, *given, numbers.scale)
-            mixed = mixed.float().reshape(n, heads * dim).numpy()
-            with self._enter:
-                self._behind(self._tag, threads, x, mixed, *numbers.behind, *space)
-        last = F.rms_norm(stream[rows], self._norm.shape, self._norm, parts.norm.eps)
+            mixed = batch.attend(layer.index, *given, layer.scale)  # (T, H, D)
+            mixed = mixed.float().contiguous()
+            layer.out(run, mixed.data_ptr(), mixed_pitch, a_more)
+            add_norm(x, x_more, *layer.mlp_norm, x_normed)
+            layer.gate_up(run, a_normed, wide, a_both)
+            silu_gate(x_both, x_gated)
+            layer.down(run, a_gated, 4 * inner, a_more)
+        last = stream[rows] + more[rows]
+        last = F.rms_norm(last, self._norm.shape, self._norm, parts.norm.eps)
         return native.linear(last, parts.head.packed, None, self._head_bias).to(parts.dtype)
 
-    def _numbers(self, layer: Layer) -> _Numbers:
+    def _run(self, n_rows: int) -> _Run:
+        jit, linear, threads = self._jit, self._linear, torch.get_num_threads()
+        threads = jit.share(threads) if threads > 1 else 1
+        return _Run(n_rows, threads, self._tag, linear.product_part, linear.product, jit.ENTER, jit.SMALL)
+
+    def _layer(self, layer: Layer) -> _Layer:
         parts = self._parts
-        head_norms = [self._weight(norm) for norm in (layer.query_norm, layer.key_norm)]
-        return _Numbers(
+        return _Layer(
             layer.index,
             layer.scale,
             layer.rotates,
+            self._norm_of(layer.attention_norm),
+            self._product(layer.qkv),
             (
-                self._weight(layer.attention_norm),
-                layer.attention_norm.eps,
-                self._place(layer.qkv),
                 parts.heads,
                 parts.groups,
                 parts.head_dim,
-                *head_norms,
-                layer.query_norm.eps if layer.query_norm else 0.0,
+                self._norm_of(layer.query_norm)[0],
+                *self._norm_of(layer.key_norm),
             ),
-            (
-                self._place(layer.out),
-                self._weight(layer.mlp_norm),
-                layer.mlp_norm.eps,
-                self._place(layer.gate_up),
-                self._place(layer.down),
-            ),
+            self._product(layer.out),
+            self._norm_of(layer.mlp_norm),
+            self._product(layer.gate_up),
+            self._product(layer.down),
         )
 
-    def _weight(self, norm: Norm | None) -> Any:
-        return self._plain(torch.empty(0) if norm is None else norm.weight).numpy()
+    def _norm_of(self, norm: Norm | None) -> tuple[Any, float]:
+        if norm is None:
+            return torch.empty(0).numpy(), 0.0
+        return self._plain(norm.weight).numpy(), norm.eps
 
-    def _place(self, linear: Linear) -> Place:
-        bias = self._bias(linear)
-        packed = linear.packed
-        return (*packed.fixed, packed.n, 0 if bias is None else bias.data_ptr())
+    def _product(self, linear: Linear) -> _Product:
+        packed, bias = linear.packed, self._bias(linear)
+        address = 0 if bias is None else bias.data_ptr()
+        return _Product(packed.n, packed.fixed, address, packed.n * packed.k)
 
     def _bias(self, linear: Linear) -> Tensor | None:
         return None if linear.bias is None else self._plain(linear.bias)
