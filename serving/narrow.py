@@ -78,6 +78,10 @@ class NarrowDecoder:
         self._parts = parts
         self._rows, self._jit, self._linear = native_rows, native_jit, native_linear
         self._kept: list[Tensor] = []  # the compiled functions are told addresses
+        # OpenMP is one for numba and torch, and numba's first call sets the number of threads for both.
+        threads = torch.get_num_threads()
+        native_jit.share(threads)
+        torch.set_num_threads(threads)
         self._layers = [self._layer(layer) for layer in parts.layers]
         self._norm = self._plain(parts.norm.weight)
         self._head_bias = self._bias(parts.head)
