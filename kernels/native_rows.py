@@ -14,7 +14,7 @@ import numpy as np
 from epicrag.kernels.native_jit import compiled
 
 
-@compiled()
+@compiled
 def _norm(x, low, n, weight, eps, out):
     """out = x / its root mean square * weight, for the entries [low, low + n) of one row."""
     a = b = c = d = np.float32(0)
@@ -35,7 +35,7 @@ def _norm(x, low, n, weight, eps, out):
         out[low + j] = x[low + j] * factor * weight[j]
 
 
-@compiled()
+@compiled
 def add_norm(stream, more, weight, eps, out):
     """stream += more; out = its root mean square norm. All but weight (C,) are (T, C)."""
     for row in range(stream.shape[0]):
@@ -44,7 +44,7 @@ def add_norm(stream, more, weight, eps, out):
         _norm(stream[row], 0, stream.shape[1], weight, eps, out[row])
 
 
-@compiled()
+@compiled
 def turn(qkv, heads, groups, dim, query_norm, key_norm, eps, cos, sin):
     """Norm the queries and keys in qkv (T, (heads + 2 groups) dim), then rotate them half against half.
 
@@ -64,7 +64,7 @@ def turn(qkv, heads, groups, dim, query_norm, key_norm, eps, cos, sin):
                 x[low + half + i] = second * c[i] + first * s[i]
 
 
-@compiled()
+@compiled
 def silu_gate(both, out):
     """out (T, n) = silu(gate) * up, of both (T, 2 n), gate beside up."""
     n = out.shape[1]

@@ -6,7 +6,7 @@ that are exact, and a layer is eight calls and its attention.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,34 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """One product by a packed weight, as the compiled function takes it."""
+    """One product by a packed weight, by addresses."""
 
-    n: int
+    kernel: int
     weight: tuple[int, ...]
+    k: int
+    n: int
     bias: int
-    multiplications: int  # of one row
 
-    def __call__(self, run: _Run, x: int, pitch: int, out: int) -> None:
-        """x and out are addresses of (T, K) and (T, N)."""
-        given = (run.tag, *self.weight, x, pitch, run.n_rows, self.bias, out, 4 * self.n)
-        if run.threads == 1 or self.multiplications * run.n_rows < run.small:
-            run.part(given[0], 0, self.n, *given[1:])
-            return
-        with run.enter:
-            run.whole(run.threads, self.n, *given)
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What all products of a pass have in common."""
-
-    n_rows: int
-    threads: int
-    tag: Any
-    part: Any
-    whole: Any
-    enter: AbstractContextManager[Any]
-    small: int
+    def __call__(self, run: Callable[..., None], x: int, n_rows: int, out: int) -> None:
+        """x and out: addresses of (T, K) and (T, N)."""
+        given = (*self.weight, x, 4 * self.k, n_rows, self.bias, out, 4 * self.n)
+        run(self.kernel, given, self.k * self.n * n_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +60,17 @@ class NarrowDecoder:
         from epicrag.kernels import native_jit, native_linear, native_rows
 
         self._parts = parts
-        self._rows, self._jit, self._linear = native_rows, native_jit, native_linear
+        self._rows, self._run, self._kernel = native_rows, native_jit.run, native_linear.product
         self._kept: list[Tensor] = []  # the compiled functions are told addresses
-        # OpenMP is one for numba and torch, and numba's first call sets the number of threads for both.
-        threads = torch.get_num_threads()
-        native_jit.share(threads)
-        torch.set_num_threads(threads)
         self._layers = [self._layer(layer) for layer in parts.layers]
         self._norm = self._plain(parts.norm.weight)
         self._head_bias = self._bias(parts.head)
-        self._tag = native.tag(parts.head.packed.kind)
 
     def forward(self, ids: Tensor, positions: Tensor, batch: Batch, rows: Tensor) -> Tensor:
         """See `Decoder.forward`."""
         parts, n = self._parts, len(ids)
         add_norm, turn, silu_gate = self._rows.add_norm, self._rows.turn, self._rows.silu_gate
-        run = self._run(n)
+        run = self._run
         stream = F.embedding(ids, parts.embedding).float()
         cos, sin = (x[:, 0].float().contiguous().numpy() for x in angles(parts, stream, positions))
         none = cos[:, :0]
@@ -105,27 +84,21 @@ class NarrowDecoder:
         x_both, x_gated = both.numpy(), gated.numpy()
         a_normed, a_more, a_qkv = (y.data_ptr() for y in (normed, more, qkv))
         a_both, a_gated = both.data_ptr(), gated.data_ptr()
-        wide, mixed_pitch = 4 * stream.shape[1], 4 * parts.heads * parts.head_dim
         for layer in self._layers:
             add_norm(x, x_more, *layer.attention_norm, x_normed)
-            layer.qkv(run, a_normed, wide, a_qkv)
+            layer.qkv(run, a_normed, n, a_qkv)
             turn(x_qkv, *layer.heads, *((cos, sin) if layer.rotates else (none, none)))
             given = views if parts.dtype == torch.float32 else [v.to(parts.dtype) for v in views]
             mixed = batch.attend(layer.index, *given, layer.scale)  # (T, H, D)
             mixed = mixed.float().contiguous()
-            layer.out(run, mixed.data_ptr(), mixed_pitch, a_more)
+            layer.out(run, mixed.data_ptr(), n, a_more)
             add_norm(x, x_more, *layer.mlp_norm, x_normed)
-            layer.gate_up(run, a_normed, wide, a_both)
+            layer.gate_up(run, a_normed, n, a_both)
             silu_gate(x_both, x_gated)
-            layer.down(run, a_gated, 4 * inner, a_more)
+            layer.down(run, a_gated, n, a_more)
         last = stream[rows] + more[rows]
         last = F.rms_norm(last, self._norm.shape, self._norm, parts.norm.eps)
         return native.linear(last, parts.head.packed, None, self._head_bias).to(parts.dtype)
-
-    def _run(self, n_rows: int) -> _Run:
-        jit, linear, threads = self._jit, self._linear, torch.get_num_threads()
-        threads = jit.share(threads) if threads > 1 else 1
-        return _Run(n_rows, threads, self._tag, linear.product_part, linear.product, jit.ENTER, jit.SMALL)
 
     def _layer(self, layer: Layer) -> _Layer:
         parts = self._parts
@@ -156,7 +129,7 @@ class NarrowDecoder:
     def _product(self, linear: Linear) -> _Product:
         packed, bias = linear.packed, self._bias(linear)
         address = 0 if bias is None else bias.data_ptr()
-        return _Product(packed.n, packed.fixed, address, packed.n * packed.k)
+        return _Product(self._kernel(packed.kind), packed.fixed, packed.k, packed.n, address)
 
     def _bias(self, linear: Linear) -> Tensor | None:
         return None if linear.bias is None else self._plain(linear.bias)

@@ -91,6 +91,8 @@ def pack(parts: Parts, stored: str) -> str:
     own = str(parts.dtype).removeprefix("torch.")
     kind: Any = stored if own == "float32" else own
     for linear in parts.linears():
-        if linear.packed is None:
+        if linear.packed is None and kind == own:  # no second copy: it reads the module's own memory
+            linear.packed = native.Packed(kind, *linear.weight.shape, linear.weight)
+        elif linear.packed is None:
             linear.packed = native.pack(linear.weight, kind)
     return str(parts.head.packed.kind)
