@@ -134,6 +134,7 @@ class Engine:
         store: KVStore | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        quantize: str = "none",
         compile_mode: str = DEFAULT_COMPILE,
         kv_memory_bytes: int = DEFAULT_KV_BYTES,
         kv_dtype: str | None = None,
@@ -144,7 +145,9 @@ class Engine:
         """Load a model folder. Raises UsageError for a bad folder or flag, DeviceError for device or memory."""
         check_mode(compile_mode)
         tokenizer = UnitTokenizer.load(path)
-        model = ServedModel.load(path, device=device, dtype=dtype, cache_folder=cache_folder)
+        model = ServedModel.load(
+            path, device=device, dtype=dtype, quantize=quantize, cache_folder=cache_folder
+        )
         return cls(
             model,
             tokenizer,
