@@ -208,6 +208,8 @@ class Timings:
     """Milliseconds per stage; `first_token` and `total` are counted from the call."""
 
     retrieve: float = 0.0
+    wait: float = 0.0
+    """In the queue, before anything was done."""
     load: float = 0.0
     stitch: float = 0.0
     select: float = 0.0
