@@ -208,6 +208,9 @@ class Pool:
         """The rows of a resident, without pinning it."""
         return self._residents[key].runs
 
+    def pages_of(self, key: str) -> int:
+        return self._residents[key].n_pages
+
     def acquire(self, key: str) -> tuple[Run, ...]:
         """Pin a resident, and those it stands behind, for one reader; returns its own rows."""
         for resident in self._line(key):
