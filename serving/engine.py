@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from epicrag import errors, types
+from epicrag.kernels import ops
 from epicrag.serving import link, plain
 from epicrag.serving.answer import Answering, Placed
 from epicrag.serving.attention import RefusedModel
@@ -100,7 +101,7 @@ class Engine:
         """Read the model's geometry and rotation, and make pool and caches. RefusedModel if it cannot be."""
         model = self.model
         geometry = model.geometry()
-        self.rotary = model.rotary()
+        self.layers = model.kinds()
         self.pool = Pool(
             layers=geometry.layers,
             groups=geometry.groups,
@@ -109,13 +110,12 @@ class Engine:
             dtype=model.dtype,
             device=model.device,
         )
-        frequencies = hashlib.sha256(self.rotary.inv_freq.cpu().numpy().tobytes()).hexdigest()
         parts = {
             "model": model.fingerprint,
             "tokenizer": self.tokenizer.fingerprint,
             "dtype": str(model.dtype),
             "kv_dtype": str(kv_dtype),
-            "rope": f"{self.rotary.dim}:{self.rotary.interleaved}:{frequencies}",
+            "rope": _rope_text(self.layers),
             "layout": str(LAYOUT_VERSION),
             "namespace": namespace,
         }
@@ -125,7 +125,7 @@ class Engine:
         self.cache = ChunkCache(
             model,
             self.pool,
-            self.rotary,
+            self.layers,
             profile=profile,
             system=self.frame.system,
             store=store,
@@ -459,3 +459,15 @@ def _pool_bytes(device: torch.device, kv_memory: int, gpu_share: float) -> int:
     if device.type != "cuda":
         return kv_memory
     return int(torch.cuda.mem_get_info(device)[0] * gpu_share)
+
+
+def _rope_text(layers: ops.Layers) -> str:
+    """How every layer turns its keys, as text: part of what a KV entry depends on."""
+    kinds = []
+    for kind in layers.kinds:
+        rotary = kind.rotary
+        frequencies = hashlib.sha256(rotary.inv_freq.cpu().numpy().tobytes()).hexdigest()
+        kinds.append(f"{rotary.start}:{rotary.dim}:{rotary.interleaved}:{frequencies}")
+    if len(kinds) == 1:
+        return kinds[0]
+    return "/".join(kinds) + ":" + ",".join(map(str, layers.of_layer))

@@ -67,11 +67,11 @@ class Pool:
         layers: int,
         groups: int,
         head_dim: int,
+        value_dim: int | None = None,
         budget_bytes: int,
         dtype: torch.dtype,
         device: torch.device,
         page_size: int = 16,
-        value_dim: int | None = None,
     ) -> None:
         value_dim = head_dim if value_dim is None else value_dim
         row_bytes = layers * groups * (head_dim + value_dim) * dtype.itemsize

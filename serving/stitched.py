@@ -73,7 +73,7 @@ class Stitched:
             self.plan = plan_prefix(self.layout, self._prefix.length)
         self.select_ms += watch.lap()
         self._linked = stitch(
-            engine.model, engine.pool, engine.rotary, self.layout, self.plan, resident, n_new
+            engine.model, engine.pool, engine.layers, self.layout, self.plan, resident, n_new
         )
         self._linked.shared.extend(_spans(self._prefix, system))
         self.stitch_ms = watch.lap()
