@@ -116,9 +116,7 @@ class Answering:
             self._ms = replace(self._ms, link=self._watch.lap(), first_token=self._total())
             state.receipt = self._receipt()
         if is_over:
-            state.receipt = replace(
-                state.receipt, ms=replace(self._ms, total=self._total())
-            )
+            state.receipt = replace(state.receipt, ms=replace(self._ms, total=self._total()))
         return text
 
     def close(self) -> None:

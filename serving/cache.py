@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -75,10 +75,7 @@ class ChunkCache:
         """How many chunks came from the "pool", the "host", the "disk", or were "compiled"."""
         self.pinned_pages = 0
         self._pins: Counter[str] = Counter()
-        self._key = lru_cache(N_KNOWN_KEYS)(lambda recipe: recipe.key(profile))
-
-    def key(self, recipe: Recipe) -> str:
-        return self._key(recipe)
+        self.key: Callable[[Recipe], str] = lru_cache(N_KNOWN_KEYS)(partial(_key, profile))
 
     @property
     def own_keys(self) -> set[str]:
@@ -157,12 +154,13 @@ class ChunkCache:
         kept = dtype if dtype.itemsize <= own.itemsize else own
 
         def leave(resident: Resident) -> None:
-            rows = [slice(run.start, run.start + run.length) for run in resident.runs]
-            parts = [
-                torch.cat([block[:, :, row] for row in rows], 2) if len(rows) > 1 else block[:, :, rows[0]]
+            keys, values = (
+                torch.cat(
+                    [block[:, :, run.start : run.start + run.length] for run in resident.runs], 2
+                )
                 for block in (self._pool.keys, self._pool.values)
-            ]
-            self.host.put(key, *parts, kept)
+            )
+            self.host.put(key, keys, values, kept)
 
         return leave
 
@@ -271,3 +269,7 @@ class ChunkCache:
             if must_store:
                 raise
             _log.warning("KV is not kept, and computed again next time: %s", error.message)
+
+
+def _key(profile: str, recipe: Recipe) -> str:
+    return recipe.key(profile)

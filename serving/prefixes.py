@@ -13,12 +13,16 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from epicrag.serving.pool import Pool, Resident, Run
 
 BLOCK = 16
+
+N_LATEST = 4
+"""Of the prompts that agree up to the same block, so many are looked at for how far they agree within the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +53,14 @@ class PrefixTree:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._nodes: dict[str, _Node] = {}
-        self._found_at: dict[bytes, list[str]] = {}
+        self._found_at: dict[bytes, dict[str, None]] = {}  # nodes, the latest last
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def match(self, ids: Sequence[int], root: str = "") -> Match:
         """Find the longest kept prefix of `ids`, leaving at least one token to compute; pins what it returns."""
-        nodes: list[str] = []
+        nodes: dict[str, None] = {}
         length = 0
         for digest in _blocks(ids[:-1], root):
             here = self._found_at.get(digest)
@@ -66,8 +70,9 @@ class PrefixTree:
         if not nodes:
             return Match()
         rest = ids[length:-1]
-        more = {key: _common(self._nodes[key].ids[length : length + BLOCK], rest) for key in nodes}
-        best = max(nodes, key=lambda key: more[key])
+        latest = list(islice(reversed(nodes), N_LATEST))
+        more = {key: _common(self._nodes[key].ids[length : length + BLOCK], rest) for key in latest}
+        best = max(latest, key=lambda key: more[key])
         length += more[best]
         self._pool.acquire(best)
         return Match(length, cut(self._nodes[best].runs, length), best)
@@ -76,8 +81,10 @@ class PrefixTree:
         self, ids: Sequence[int], parent: Match, runs: tuple[Run, ...], root: str = ""
     ) -> None:
         """Take over the private runs that hold `ids[parent.length:]`, and the parent's pin."""
-        blocks = tuple(_blocks(ids, root))[parent.length // BLOCK :]
-        if not blocks or blocks[-1] in self._found_at:
+        # What a node stands behind may not be a node itself: then it is found from the first block on.
+        skip = parent.length // BLOCK if parent.key in self._nodes else 0
+        blocks = tuple(_blocks(ids, root))[skip:]
+        if len(ids) // BLOCK == parent.length // BLOCK or blocks[-1] in self._found_at:
             self._pool.release(runs)
         else:
             self._add(tuple(ids), parent, runs, blocks, root)
@@ -102,11 +109,11 @@ class PrefixTree:
         own = self._pool.rows_of(key)
         self._nodes[key] = _Node(ids, (*parent.runs, *own), blocks)
         for digest in blocks:
-            self._found_at.setdefault(digest, []).append(key)
+            self._found_at.setdefault(digest, {})[key] = None
 
     def _forget(self, key: str, _: Resident) -> None:
         for digest in self._nodes.pop(key).blocks:
-            self._found_at[digest].remove(key)
+            del self._found_at[digest][key]
             if not self._found_at[digest]:
                 del self._found_at[digest]
 
