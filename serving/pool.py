@@ -116,6 +116,16 @@ class Pool:
         """Pages that more than one reader reads."""
         return sum(r.n_pages for r in self._residents.values() if r.readers > 1)
 
+    def expect(self, rows: int, n_pages: int) -> None:
+        """Raise NoPagesError when `rows` rows will never fit into `n_pages` pages."""
+        pages = -(-rows // self.page_size)
+        if pages > n_pages:
+            raise NoPagesError(
+                f"the request needs {rows:,} tokens of KV memory; there are {n_pages * self.page_size:,}",
+                pages=pages,
+                busy=self.busy_pages,
+            )
+
     def allocate(self, rows: int) -> tuple[Run, ...]:
         """Return runs of at least `rows` rows in all, as few as possible; evicts idle residents if it must."""
         pages = -(-rows // self.page_size)

@@ -51,6 +51,7 @@ class Stitched:
 
     def _open(self, prompt: Prompt, n_new: int, watch: Watch) -> None:
         engine = self._engine
+        engine.pool.expect(self._least_rows(n_new), engine.pages_for_requests)
         recipes = engine.recipes(self.layout, prompt, self.mode)
         resident: dict[int, tuple[Run, ...]] = {}
         exact: dict[int, bool] = {}
@@ -77,6 +78,12 @@ class Stitched:
         )
         self._linked.shared.extend(_spans(self._prefix, system))
         self.stitch_ms = watch.lap()
+
+    def _least_rows(self, n_new: int) -> int:
+        """Rows that the prompt takes at least, whatever is found: a chunk that stands in it twice counts once."""
+        chunks = {s.unit.ids for s in self.layout.segments if s.unit.kind == "chunk"}
+        others = sum(s.length for s in self.layout.segments if s.unit.kind != "chunk")
+        return sum(len(ids) for ids in chunks) + others + n_new
 
     @property
     def linked(self) -> Linked:
