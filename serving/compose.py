@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from epicrag.serving.policies import Full, Policy
 from epicrag.serving.prompt import Unit
@@ -51,7 +52,7 @@ class Layout:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        return tuple(token for segment in self.segments for token in segment.unit.ids)
+        return tuple(chain.from_iterable(segment.unit.ids for segment in self.segments))
 
 
 def compose(units: Sequence[Unit], window: int) -> Layout:

@@ -58,7 +58,7 @@ class Stitched:
         ids = self.layout.ids
         system = 0
         if self.policy.reuse == "chunks":
-            system = self._find_private(recipes, resident, exact)
+            system = self._find_private(ids, recipes, resident, exact)
             for index, recipe in recipes.items():
                 resident[index], computed = engine.cache.acquire(recipe)
                 self._pins.append(recipe)
@@ -81,9 +81,11 @@ class Stitched:
 
     def _least_rows(self, n_new: int) -> int:
         """Rows that the prompt takes at least, whatever is found: a chunk that stands in it twice counts once."""
-        chunks = {s.unit.ids for s in self.layout.segments if s.unit.kind == "chunk"}
-        others = sum(s.length for s in self.layout.segments if s.unit.kind != "chunk")
-        return sum(len(ids) for ids in chunks) + others + n_new
+        rows = self.layout.n_tokens + n_new
+        if rows <= self._engine.pages_for_requests * self._engine.pool.page_size:
+            return rows
+        chunks = [s.unit.ids for s in self.layout.segments if s.unit.kind == "chunk"]
+        return rows - sum(map(len, chunks)) + sum(map(len, set(chunks)))
 
     @property
     def linked(self) -> Linked:
@@ -92,6 +94,7 @@ class Stitched:
 
     def _find_private(
         self,
+        ids: tuple[int, ...],
         recipes: dict[int, Recipe],
         resident: dict[int, tuple[Run, ...]],
         exact: dict[int, bool],
@@ -102,7 +105,7 @@ class Stitched:
         """
         self._system = recipes.get(0) if self.layout.segments[0].unit.kind == "system" else None
         length = len(self._system.ids) if self._system is not None else 0
-        found = self._engine.prefixes.match(self.layout.ids[: self._private_end + 1], _ROOT)
+        found = self._engine.prefixes.match(ids[: self._private_end + 1], _ROOT)
         if found.length <= length:
             self._engine.prefixes.release(found)
             return length
