@@ -23,7 +23,12 @@ from epicrag.serving.policies import parse_policy
 from epicrag.serving.prompt import Piece, Prompt
 
 SHAPES = {
-    "tiny": {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12},
+    "tiny": {
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+    },
     "smollm2-135m": {
         "num_hidden_layers": 30,
         "num_attention_heads": 9,
@@ -113,7 +118,9 @@ def main() -> None:
         for chunk in (128, 512, 1024):
             with tempfile.TemporaryDirectory() as folder:
                 engine = make_engine(Path(folder), shape, args.tokens)
-                row = measure(engine, prompt_of(engine, args.tokens, chunk), args.policy, args.repeats)
+                row = measure(
+                    engine, prompt_of(engine, args.tokens, chunk), args.policy, args.repeats
+                )
             print(f"{name:>14} {chunk:>6} " + " ".join(f"{ms:>8.2f}" for ms in row.values()))
             results.append({"model": name, "chunk": chunk, **row})
     print(json.dumps({"tokens": args.tokens, "policy": args.policy, "results": results}))

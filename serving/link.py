@@ -263,6 +263,9 @@ def _fixes(
 
 def _rows_at(runs: Sequence[Run], local: Sequence[int]) -> Iterator[int]:
     """The pool rows at ascending places of a chunk."""
+    if len(runs) == 1:
+        yield from (runs[0].start + n for n in local)
+        return
     passed, place = 0, iter(runs)
     run = next(place)
     for n in local:

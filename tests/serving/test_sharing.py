@@ -13,13 +13,13 @@ from epicrag.errors import BusyError, DeviceError, EpicragError
 from epicrag.index.kvstore import KVStore
 from epicrag.serving import link
 from epicrag.serving.engine import Engine
-from epicrag.serving.policies import Full, LegoLink, Naive, Prefix, parse_policy
+from epicrag.serving.policies import Full, Naive, Prefix, parse_policy
 from epicrag.serving.prompt import Piece, Prompt, Turn
 from epicrag.serving.sample import Sampling
 from epicrag.serving.schedule import Limits
 
 TEXTS = tuple(
-    f"text number {n} says that the cat sat on mat {n * 7} and the dog did not. " * (n + 1)
+    f"text number {n} says that the cat sat on mat {n * 7} and the dog did not. " * (1 + n // 2)
     for n in range(5)
 )
 POLICY = parse_policy("legolink(4)+correct(0.25)")
@@ -57,7 +57,7 @@ def swept(engine: Engine) -> None:
 @pytest.mark.parametrize("policy", ["legolink(4)+correct(0.25)", "full", "none", "prefix", "damp"])
 def test_eight_requests_at_once_answer_as_each_does_alone(checkpoint, tmp_path, policy):
     engine = load(checkpoint, tmp_path)
-    chosen, sampling = parse_policy(policy), Sampling(max_tokens=12)
+    chosen, sampling = parse_policy(policy), Sampling(max_tokens=6)
     alone = []
     for seed in range(8):
         generation = engine.generate(shuffled(seed), policy=chosen, sampling=sampling)
@@ -194,11 +194,12 @@ def test_what_never_fits_is_refused_at_once_and_others_go_on(checkpoint, tmp_pat
 
 def test_a_full_queue_is_an_error_of_its_own(checkpoint, tmp_path):
     engine = load(checkpoint, tmp_path, limits=Limits(max_waiting=1, max_running=1))
-    first = engine.submit(shuffled(0), policy=POLICY)
+    few = Sampling(max_tokens=3)
+    first = engine.submit(shuffled(0), policy=POLICY, sampling=few)
     with pytest.raises(BusyError, match="1 are waiting"):
-        engine.submit(shuffled(1), policy=POLICY)
+        engine.submit(shuffled(1), policy=POLICY, sampling=few)
     assert next(first) is not None
-    second = engine.submit(shuffled(1), policy=POLICY)
+    second = engine.submit(shuffled(1), policy=POLICY, sampling=few)
     assert list(second)
     assert list(first)
 
@@ -404,7 +405,7 @@ def test_pinned_chunks_stay_while_others_go(checkpoint, tmp_path):
 
 
 def test_pins_that_leave_no_room_are_refused_whole(checkpoint, tmp_path):
-    engine = load(checkpoint, tmp_path, kv_memory_bytes=600_000)
+    engine = load(checkpoint, tmp_path, kv_memory_bytes=400_000)
     with pytest.raises(DeviceError, match="pins may hold"):
         engine.pin([Piece(text) for text in TEXTS])
     assert engine.stats().pages_pinned == 0
@@ -420,13 +421,13 @@ def test_five_hundred_requests_with_cancels_and_pressure_leave_every_page_accoun
     engine = load(
         checkpoint,
         tmp_path,
-        kv_memory_bytes=900_000,
+        kv_memory_bytes=800_000,
         host_kv_memory_bytes=300_000,
         limits=Limits(batch_tokens=128, max_running=8, max_waiting=6, max_unread=4),
     )
     names = ("legolink(4)+correct(0.25)", "none", "full", "prefix", "damp(2,15)+legolink(3)")
     policies = [parse_policy(name) for name in names]
-    texts = [f"{n} " + "the cat sat on the mat " * (1 + n % 7) for n in range(30)]
+    texts = [f"{n} " + "the cat sat on the mat " * (1 + n % 4) for n in range(20)]
     lock, ends, wrong = threading.Lock(), dict.fromkeys(("read", "cut", "lost", "refused"), 0), []
 
     def request(dice: random.Random) -> str:
