@@ -9,9 +9,21 @@ from __future__ import annotations
 import platform
 from functools import cache
 
+from epicrag.kernels.native_table import Table, attend, prepare_native
 from epicrag.kernels.native_weights import KINDS, NARROW, Packed, linear, pack, unpack
 
-__all__ = ["KINDS", "NARROW", "Packed", "linear", "pack", "unpack", "why_not"]
+__all__ = [
+    "KINDS",
+    "NARROW",
+    "Packed",
+    "Table",
+    "attend",
+    "linear",
+    "pack",
+    "prepare_native",
+    "unpack",
+    "why_not",
+]
 
 
 @cache

@@ -15,7 +15,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numba
+import numpy as np
+import torch
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -38,16 +41,6 @@ def _choose_layer() -> str:
     return "omp"
 
 
-def share(threads: int) -> int:
-    """Of so many threads, those that the next parallel call of this thread may have: numba is told the number."""
-    threads = min(threads, MOST_THREADS)
-    if threads != getattr(_own, "threads", 0):
-        # Not from inside a compiled function: one that sets it cannot be kept on disk.
-        numba.set_num_threads(threads)
-        _own.threads = threads
-    return threads
-
-
 _own = threading.local()
 LAYER = _choose_layer()
 numba.config.THREADING_LAYER = LAYER
@@ -58,16 +51,104 @@ SMALL = 60_000 if LAYER == "omp" else 4_000_000
 """Multiplications below which a second thread costs more than it brings."""
 
 
-def compiled(parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def compiled(function: Callable[..., Any]) -> Any:
     """numba's compiler, with the result kept on disk where a folder can be written."""
+    return _kept(lambda keep: numba.njit(nogil=True, cache=keep)(function))
 
-    def wrap(function: Callable[..., Any]) -> Any:
-        try:
-            return numba.njit(nogil=True, parallel=parallel, cache=True)(function)
-        except RuntimeError:  # no folder for the cache
-            return numba.njit(nogil=True, parallel=parallel)(function)
 
-    return wrap
+def _kept(build: Callable[[bool], Any]) -> Any:
+    try:
+        return build(True)
+    except RuntimeError:  # no folder for the cache
+        return build(False)
+
+
+# Every kernel has one signature: the address of its numbers, which thread it is, and of how many. It is called by
+# its address, so that it is compiled once, and not again inside each function that calls it.
+KERNEL = types.void(types.int64, types.int64, types.int64)
+N_NUMBERS = 24
+
+
+def kernel(function: Callable[[int, int, int], None]) -> int:
+    """The address of a compiled kernel."""
+    made = _kept(lambda keep: numba.cfunc(KERNEL, cache=keep)(function))
+    _alive.append(made)
+    return int(made.address)
+
+
+_alive: list[Any] = []
+
+
+def _pointer_to(kind):
+    @intrinsic
+    def pointer(context, address):
+        result = types.CPointer(kind)
+
+        def generate(context, b, signature, arguments):
+            return b.inttoptr(arguments[0], context.get_value_type(result))
+
+        return result(types.int64), generate
+
+    return pointer
+
+
+floats, wholes, octets = map(_pointer_to, (types.float32, types.int64, types.uint8))
+
+
+@intrinsic
+def float_of(context, bits):
+    """A float32 from its bits."""
+
+    def generate(_context, b, _signature, arguments):
+        return b.bitcast(b.trunc(arguments[0], I32), F32)
+
+    return types.float32(types.int64), generate
+
+
+@intrinsic
+def _call(context, function, address, thread, threads):
+    def generate(context, b, signature, arguments):
+        function, *numbers = arguments
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 3)
+        # numba's C functions catch their own errors, and none of ours raises one
+        b.call(b.inttoptr(function, kind.as_pointer()), numbers)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
+
+
+@compiled
+def _alone(function, numbers):
+    given = np.empty(N_NUMBERS, np.int64)
+    for index in range(N_NUMBERS):
+        given[index] = numbers[index]
+    _call(function, given.ctypes.data, 0, 1)
+
+
+def _shared(threads, function, numbers):
+    given = np.empty(N_NUMBERS, np.int64)
+    for index in range(N_NUMBERS):
+        given[index] = numbers[index]
+    address = given.ctypes.data
+    for index in numba.prange(threads):
+        _call(function, address, np.int64(index), threads)
+
+
+_shared = _kept(lambda keep: numba.njit(nogil=True, parallel=True, cache=keep)(_shared))
+_PADDING = [(0,) * (N_NUMBERS - n) for n in range(N_NUMBERS + 1)]
+
+
+def run(kernel: int, numbers: tuple[int, ...], work: int = 0) -> None:
+    """Call a kernel, in as many threads as torch may use if `work`, in multiplications, is worth it."""
+    numbers += _PADDING[len(numbers)]
+    if work < SMALL or (threads := min(torch.get_num_threads(), MOST_THREADS)) == 1:
+        _alone(kernel, numbers)
+        return
+    if threads != getattr(_own, "threads", 0):
+        numba.set_num_threads(threads)
+        _own.threads = threads
+    with ENTER:
+        _shared(threads, kernel, numbers)
 
 
 # The builders below write LLVM instructions; `b` is the builder, addresses are 64-bit integers in bytes.
@@ -109,6 +190,37 @@ def total(b, vector):
     return b.fadd(b.extract_element(pair, I32(0)), b.extract_element(pair, I32(1)))
 
 
+def largest(b, vector):
+    """The largest of the lanes."""
+
+    def join(x, y):
+        return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+    pair = _halves(b, _halves(b, vector, 4, join), 2, join)
+    return join(b.extract_element(pair, I32(0)), b.extract_element(pair, I32(1)))
+
+
+def eight_totals(b, vectors):
+    """The sums of the lanes of eight vectors, as one vector: by turns of interleaving and adding."""
+
+    def shuffle(x, y, order):
+        return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, LANES), order))
+
+    def added(x, y, order, other):
+        return b.fadd(shuffle(x, y, order), shuffle(x, y, other))
+
+    pairs = [
+        added(x, y, [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15])
+        for x, y in zip(vectors[0::2], vectors[1::2], strict=True)
+    ]
+    fours = [
+        added(x, y, [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15])
+        for x, y in zip(pairs[0::2], pairs[1::2], strict=True)
+    ]
+    low, high = fours
+    return added(low, high, [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])
+
+
 def widen(b, kind: str, address, index):
     """Eight weights from `index` on as floats. kind: float32, float16, bfloat16 or int8."""
     if kind == "float32":
@@ -124,12 +236,18 @@ def widen(b, kind: str, address, index):
     return b.bitcast(b.shl(wide, ir.Constant(wide.type, [16] * LANES)), VECTOR)
 
 
-# A number's type tells a compiled function which weights it is called for.
+# A number's type tells a compiled function which weights it is compiled for.
 KINDS = {
     numba.float32: "float32",
     numba.uint16: "float16",
     numba.int16: "bfloat16",
     numba.int8: "int8",
+}
+TAGS = {
+    "float32": np.float32(0),
+    "float16": np.uint16(0),
+    "bfloat16": np.int16(0),
+    "int8": np.int8(0),
 }
 
 
@@ -148,7 +266,7 @@ def half_to_float(context, bits):
     return numba.float32(numba.uint16), generate
 
 
-@compiled()
+@compiled
 def check(bits):
     """The least that must compile and run."""
     return half_to_float(bits)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numba
 from llvmlite import ir
 from numba import types
@@ -13,15 +15,18 @@ from epicrag.kernels.native_jit import (
     F32,
     I64,
     KINDS,
+    N_NUMBERS,
+    TAGS,
     VECTOR,
     ZERO,
-    compiled,
     fma,
+    kernel,
     load,
     loop,
     splat,
     store,
     total,
+    wholes,
     widen,
 )
 
@@ -107,78 +112,52 @@ _tile_1x4, _tile_2x4, _tile_3x3, _tile_4x3 = _tile(1, 4), _tile(2, 4), _tile(3, 
 _tile_1x1 = _tile(1, 1)
 
 
-@compiled()
-def product_part(
-    tag,
-    low,
-    high,
-    weight,
-    pitch,
-    k,
-    group,
-    scale,
-    n_groups,
-    x,
-    x_pitch,
-    n_rows,
-    bias,
-    out,
-    pitch_out,
-):
-    """Columns [low, high) of the product. Addresses and pitches in bytes; scale, bias: addresses or 0."""
-    n = low
-    while n + STEP <= high:
-        row = 0
-        while row < n_rows:
-            left = n_rows - row
-            width = 3 if left >= 3 else 4
-            for j in range(n, n + STEP, width):
-                w = weight + j * pitch
-                s = scale + j * n_groups * 4
-                c = bias + j * 4 if bias else 0
-                a = x + row * x_pitch
-                o = out + row * pitch_out + j * 4
-                if left >= 4:
-                    _tile_4x3(tag, w, pitch, a, x_pitch, k, group, s, n_groups, c, o, pitch_out)
-                elif left == 3:
-                    _tile_3x3(tag, w, pitch, a, x_pitch, k, group, s, n_groups, c, o, pitch_out)
-                elif left == 2:
-                    _tile_2x4(tag, w, pitch, a, x_pitch, k, group, s, n_groups, c, o, pitch_out)
-                else:
-                    _tile_1x4(tag, w, pitch, a, x_pitch, k, group, s, n_groups, c, o, pitch_out)
-            row += min(left, 4)
-        n += STEP
-    while n < high:
-        w = weight + n * pitch
-        s = scale + n * n_groups * 4
-        c = bias + n * 4 if bias else 0
-        for row in range(n_rows):
-            o = out + row * pitch_out + n * 4
-            a = x + row * x_pitch
-            _tile_1x1(tag, w, pitch, a, x_pitch, k, group, s, n_groups, c, o, pitch_out)
-        n += 1
+def _product(tag):
+    """The product with one kind of weights, as a kernel."""
 
-
-@compiled(parallel=True)
-def product(
-    threads,
-    n,
-    tag,
-    weight,
-    pitch,
-    k,
-    group,
-    scale,
-    n_groups,
-    x,
-    x_pitch,
-    n_rows,
-    bias,
-    out,
-    pitch_out,
-):
-    """All n columns, shared out among threads."""
-    for thread in numba.prange(threads):
+    def product(address, thread, threads):
+        a = numba.carray(wholes(address), (N_NUMBERS,))
+        weight, pitch, k, group, scale, n_groups, n = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
+        x, x_pitch, n_rows, bias, out, pitch_out = a[7], a[8], a[9], a[10], a[11], a[12]
         low = n * thread // threads // STEP * STEP
         high = n if thread == threads - 1 else n * (thread + 1) // threads // STEP * STEP
-        product_part(tag, low, high, weight, pitch, k, group, scale, n_groups, x, x_pitch, n_rows, bias, out, pitch_out)  # fmt: skip
+        at = low
+        while at + STEP <= high:
+            row = 0
+            while row < n_rows:
+                left = n_rows - row
+                width = 3 if left >= 3 else 4
+                for j in range(at, at + STEP, width):
+                    w = weight + j * pitch
+                    s = scale + j * n_groups * 4
+                    c = bias + j * 4 if bias else 0
+                    y = x + row * x_pitch
+                    o = out + row * pitch_out + j * 4
+                    if left >= 4:
+                        _tile_4x3(tag, w, pitch, y, x_pitch, k, group, s, n_groups, c, o, pitch_out)
+                    elif left == 3:
+                        _tile_3x3(tag, w, pitch, y, x_pitch, k, group, s, n_groups, c, o, pitch_out)
+                    elif left == 2:
+                        _tile_2x4(tag, w, pitch, y, x_pitch, k, group, s, n_groups, c, o, pitch_out)
+                    else:
+                        _tile_1x4(tag, w, pitch, y, x_pitch, k, group, s, n_groups, c, o, pitch_out)
+                row += min(left, 4)
+            at += STEP
+        while at < high:
+            w = weight + at * pitch
+            s = scale + at * n_groups * 4
+            c = bias + at * 4 if bias else 0
+            for row in range(n_rows):
+                y = x + row * x_pitch
+                o = out + row * pitch_out + at * 4
+                _tile_1x1(tag, w, pitch, y, x_pitch, k, group, s, n_groups, c, o, pitch_out)
+            at += 1
+
+    return product
+
+
+@cache
+def product(kind: str) -> int:
+    """The kernel of the product with weights of a kind. Numbers: those of `Packed.fixed`, then x, its pitch, its
+    rows, the bias or 0, out, its pitch; addresses and pitches in bytes."""
+    return kernel(_product(TAGS[kind]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class Packed:
         weight, scale = self.weight, self.scale
         columns, pitch = weight.shape[1], weight.stride(0) * weight.element_size()
         factors = (0, 0) if scale is None else (scale.data_ptr(), scale.shape[1])
-        fixed = (weight.data_ptr(), pitch, columns, self.group, *factors)
+        fixed = (weight.data_ptr(), pitch, columns, self.group, *factors, self.n)
         object.__setattr__(self, "fixed", fixed)
 
     @property
@@ -116,31 +116,15 @@ def linear(
     if k % _LANES:
         x = pad(x, (0, -k % _LANES))
         x_pitch = x.stride(0)
-    whole, part, tags, share, enter, small = _compiled()
-    threads = torch.get_num_threads()
-    if threads > 1:
-        threads = share(threads) if n * k * n_rows >= small else 1
     added = 0 if bias is None else bias.data_ptr()
     given = (x.data_ptr(), x_pitch * 4, n_rows, added, out.data_ptr(), out_pitch * 4)
-    if threads == 1:
-        part(tags[packed.kind], 0, n, *packed.fixed, *given)
-    else:
-        with enter:
-            whole(threads, n, tags[packed.kind], *packed.fixed, *given)
+    run, product = _compiled()
+    run(product(packed.kind), packed.fixed + given, n * k * n_rows)
     return out
 
 
 @cache
-def _compiled() -> tuple[Callable[..., None], Callable[..., None], dict[str, Any], Any, Any, int]:
-    import numpy as np
-
+def _compiled() -> tuple[Callable[..., None], Callable[[Kind], int]]:
     from epicrag.kernels import native_jit, native_linear
 
-    tags = {
-        "float32": np.float32(0),
-        "float16": np.uint16(0),
-        "bfloat16": np.int16(0),
-        "int8": np.int8(0),
-    }
-    whole, part = native_linear.product, native_linear.product_part
-    return whole, part, tags, native_jit.share, native_jit.ENTER, native_jit.SMALL
+    return native_jit.run, native_linear.product

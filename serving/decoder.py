@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.activations import SiLUActivation
 
-from epicrag.kernels import native
-from epicrag.serving.layout import Layer, Parts
+from epicrag.serving.layout import Layer, Parts, is_silu
 from epicrag.serving.weights import Linear
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ class Decoder:
         """
         parts = self.parts
         stream = F.embedding(ids, parts.embedding)  # (T, C)
-        cos, sin = self._angles(stream, positions)
+        cos, sin = angles(parts, stream, positions)
         first = parts.layers[0]
         qkv = stream.new_empty(len(stream), len(first.qkv.weight))
         both = stream.new_empty(len(stream), len(first.gate_up.weight))
@@ -49,12 +47,6 @@ class Decoder:
             _add_product(stream, _gated(both, layer.activation), layer.down)
         logits = stream.new_empty(len(stream), len(parts.head.weight))
         return _product(parts.norm(stream), parts.head, logits)
-
-    def _angles(self, stream: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The model's own cos and sin, (T, 1, dim / 2): they come twice over, for both halves."""
-        cos, sin = self.parts.rotary(stream[None], positions[None])
-        half = cos.shape[-1] // 2
-        return cos[0, :, None, :half], sin[0, :, None, :half]
 
     def _attend(self, layer: Layer, qkv: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
         """Attention of one layer, from qkv (T, (H + 2 G) D), which it turns in place. Returns (T, H D)."""
@@ -71,17 +63,19 @@ class Decoder:
         return mixed.reshape(-1, heads * dim)
 
 
+def angles(parts: Parts, stream: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The model's own cos and sin, (T, 1, dim / 2): they come twice over, for both halves."""
+    cos, sin = parts.rotary(stream[None], positions[None])
+    half = cos.shape[-1] // 2
+    return cos[0, :, None, :half], sin[0, :, None, :half]
+
+
 def _product(x: Tensor, linear: Linear, out: Tensor) -> Tensor:
-    if linear.packed is not None and len(x) <= native.NARROW:
-        return native.linear(x, linear.packed, out, linear.bias)
     torch.mm(x, linear.weight.t(), out=out)
     return out if linear.bias is None else out.add_(linear.bias)
 
 
 def _add_product(stream: Tensor, x: Tensor, linear: Linear) -> None:
-    if linear.packed is not None and len(x) <= native.NARROW:
-        stream.add_(native.linear(x, linear.packed, None, linear.bias))
-        return
     stream.addmm_(x, linear.weight.t())
     if linear.bias is not None:
         stream.add_(linear.bias)
@@ -99,6 +93,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 def _gated(both: Tensor, activation: nn.Module) -> Tensor:
     """both: (T, 2 I), gate beside up. Returns (T, I), which may be the place where the gate stood."""
     gate, up = both.chunk(2, -1)
-    if isinstance(activation, SiLUActivation):
+    if is_silu(activation):
         return F.silu(gate, inplace=True).mul_(up)
     return activation(gate).mul_(up)  # type: ignore[no-any-return]

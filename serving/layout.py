@@ -5,9 +5,11 @@ A layout is known by the types of its modules: what is not what it should be is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -68,6 +70,15 @@ class Parts:
     groups: int
     head_dim: int
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    def linears(self) -> Iterator[Linear]:
+        for layer in self.layers:
+            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
+        yield self.head
+
 
 def take_apart(module: nn.Module) -> Parts:
     """Find the parts of a causal language model. UnknownLayoutError where anything is not as expected.
@@ -75,8 +86,7 @@ def take_apart(module: nn.Module) -> Parts:
     The weights of layers that read the same input are put side by side; the module goes on working on the
     same memory.
     """
-    family, prefix = _family(module)
-    look = _Look(f"transformers.models.{family}.modeling_{family}", prefix)
+    look = _look(module)
     look.children(module, "model", "lm_head")
     body = module.model
     look.is_a(body, "Model")
@@ -101,12 +111,21 @@ def take_apart(module: nn.Module) -> Parts:
     )
 
 
-def _family(module: nn.Module) -> tuple[str, str]:
-    for family, prefix in _FAMILIES.items():
-        where = f"transformers.models.{family}.modeling_{family}"
+def _look(module: nn.Module) -> _Look:
+    files = {f"transformers.models.{f}.modeling_{f}": prefix for f, prefix in _FAMILIES.items()}
+    for where, prefix in {**files, "epicrag.serving.lean": "Lean"}.items():
         if (type(module).__module__, type(module).__name__) == (where, f"{prefix}ForCausalLM"):
-            return family, prefix
+            return _Look(where, prefix)
     raise UnknownLayoutError(f"{type(module).__name__} is not among the layouts it knows")
+
+
+def is_silu(activation: nn.Module) -> bool:
+    """Whether it is transformers' SiLU or torch's; transformers need not be imported to be asked."""
+    kind = type(activation)
+    return kind is nn.SiLU or (kind.__module__, kind.__name__) == (
+        "transformers.activations",
+        "SiLUActivation",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,10 @@ from epicrag.kernels import ops
 from epicrag.serving import attention
 from epicrag.serving.attention import RefusedModel
 from epicrag.serving.fingerprint import model_fingerprint
+from epicrag.serving.forward import Fast, choose
 from epicrag.serving.lean import read_lean
 from epicrag.serving.proofs import Proofs
+from epicrag.serving.weights import stored_kind
 
 LAYOUT_VERSION = 1
 """Of the KV entries: keys and values (L, G, T, D), keys rotated to local positions 0, 1, 2 …"""
@@ -58,6 +60,9 @@ class ServedModel:
         self.device: torch.device = parameter.device
         self.dtype: torch.dtype = parameter.dtype
         self.eos_ids = _eos_ids(module)
+        self.forward_kind = "transformers' modeling code: nothing else was asked for"
+        """Which forward pass runs, and where it is not the fast one, why."""
+        self._fast: Fast | None = None
 
     @classmethod
     def load(
@@ -66,9 +71,14 @@ class ServedModel:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        quantize: str = "none",
         cache_folder: Path | None = None,
     ) -> ServedModel:
-        """Load a model folder. DeviceError for a missing device or memory, UsageError for a bad folder."""
+        """Load a model folder. DeviceError for a missing device or memory, UsageError for a bad folder.
+
+        UsageError, too, for `quantize` "int8" where the model or device cannot be run with it. What has been
+        proven to need no transformers is loaded without it.
+        """
         if not (folder / "config.json").is_file():
             raise UsageError(
                 f"{folder} is no model folder: it has no config.json",
@@ -77,21 +87,11 @@ class ServedModel:
         where = _device(device)
         kind = _dtype(dtype, where, folder)
         try:
-            fingerprint = model_fingerprint(folder, cache_folder)
+            fingerprint = model_fingerprint(folder, cache_folder, quantize)
             proofs = Proofs.of(cache_folder, fingerprint, kind, where)
-            if proofs.holds("lean") and (lean := read_lean(folder, kind, where)) is not None:
-                return cls(lean, fingerprint, _window(lean.config), folder, proofs)
-            from transformers import AutoConfig, AutoModelForCausalLM
-
-            attention.register()
-            config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-            module = AutoModelForCausalLM.from_pretrained(
-                str(folder),
-                dtype=kind,
-                local_files_only=True,
-                use_safetensors=True,
-            )
-            module = module.to(where).eval()
+            module: Any = read_lean(folder, kind, where) if proofs.holds("lean") else None
+            if module is None:
+                module = _modeling(folder, kind).to(where).eval()
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise DeviceError(
                 f"{folder.name} does not fit into the memory of {where}",
@@ -102,7 +102,9 @@ class ServedModel:
                 f"{folder} cannot be loaded as a causal language model: {error}",
                 "name a model of `epicrag models list`, or a folder saved by transformers",
             ) from error
-        return cls(module, fingerprint, _window(config), folder, proofs)
+        model = cls(module, fingerprint, _window(module.config), folder, proofs)
+        model._fast, model.forward_kind = choose(model, stored_kind(folder), quantize)
+        return model
 
     @property
     def config(self) -> Any:
@@ -122,19 +124,29 @@ class ServedModel:
     ) -> Tensor:
         """Run the flat batch once. ids, positions: (T,); returns the logits of `rows`, (len(rows), V).
 
-        Empty where the batch had enough before the last layer.
+        Empty where the batch had enough before the last layer. The keys and values that the batch is given
+        may be memory that the next layer overwrites.
         """
+        try:
+            if self._fast is not None:
+                return self._fast(ids, positions, batch, rows)
+            return self.modeling_logits(ids, positions, batch, rows)
+        except attention.Enough:
+            return torch.empty(0, device=self.device)
+
+    @torch.inference_mode()
+    def modeling_logits(
+        self, ids: Sequence[int], positions: Tensor, batch: attention.Batch, rows: Sequence[int]
+    ) -> Tensor:
+        """`forward` by transformers' modeling code. Passes on what `batch.attend` raises."""
         with self._attention(attention.NAME):
-            try:
-                out = self.module(
-                    input_ids=torch.tensor([list(ids)], device=self.device),
-                    position_ids=positions[None],
-                    use_cache=False,
-                    logits_to_keep=torch.tensor(list(rows), device=self.device),
-                    **{attention.NAME: batch},
-                )
-            except attention.Enough:
-                return torch.empty(0, device=self.device)
+            out = self.module(
+                input_ids=torch.tensor([list(ids)], device=self.device),
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=torch.tensor(list(rows), device=self.device),
+                **{attention.NAME: batch},
+            )
         logits: Tensor = out.logits[0]
         return logits
 
@@ -199,6 +211,16 @@ class ServedModel:
             if error > (1e-3 if self.dtype == torch.float32 else 5e-2) * key.abs().max():
                 return False
         return True
+
+
+def _modeling(folder: Path, dtype: torch.dtype) -> Any:
+    """The model as transformers loads it."""
+    from transformers import AutoModelForCausalLM
+
+    attention.register()
+    return AutoModelForCausalLM.from_pretrained(
+        str(folder), dtype=dtype, local_files_only=True, use_safetensors=True
+    )
 
 
 class _Capture:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-QUANTIZE = ("none", "int8")
-"""What `quantize` may be; a test holds it equal to the configuration's."""
+if TYPE_CHECKING:
+    from epicrag.serving.layout import Parts
 
 _STORED = {"F16": "float16", "BF16": "bfloat16"}
 
@@ -63,3 +63,40 @@ def stored_kind(folder: Path) -> str:
             header = json.loads(opened.read(size))
         kinds.update(entry["dtype"] for name, entry in header.items() if name != "__metadata__")
     return _STORED.get(next(iter(kinds)), "float32") if len(kinds) == 1 else "float32"
+
+
+def quantise(parts: Parts, module: Any) -> None:
+    """Round the linear layers' weights to 8 bits; the float weights become what those stand for.
+
+    So wide products, the modeling code and narrow products compute with the same numbers. Embeddings stay: an
+    output layer that shares their memory gets memory of its own.
+    """
+    from torch.nn import Parameter
+
+    from epicrag.kernels import native
+
+    if parts.head.weight.data_ptr() == parts.embedding.data_ptr():
+        module.lm_head.weight = Parameter(parts.head.weight.clone(), requires_grad=False)
+        parts.head.weight = module.lm_head.weight.data
+    for linear in parts.linears():
+        linear.packed = native.pack(linear.weight, "int8")
+        linear.weight.copy_(native.unpack(linear.packed))
+
+
+def pack(parts: Parts, stored: str) -> str:
+    """Give every linear layer weights in the fewest bits that are exact. Returns which.
+
+    `stored`: in what the checkpoint's weights are exact; the module's own type may be narrower.
+    """
+    from epicrag.kernels import native
+
+    own = str(parts.dtype).removeprefix("torch.")
+    kind: Any = stored if own == "float32" else own
+    for linear in parts.linears():
+        if (
+            linear.packed is None and kind == own
+        ):  # no second copy: it reads the module's own memory
+            linear.packed = native.Packed(kind, *linear.weight.shape, linear.weight)
+        elif linear.packed is None:
+            linear.packed = native.pack(linear.weight, kind)
+    return str(parts.head.packed.kind)
