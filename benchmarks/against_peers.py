@@ -32,11 +32,13 @@ import platform
 import random
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -150,6 +152,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**quiet, **kept},
+            start_new_session=True,
         )
 
     def load(self, model: str, gguf: str | None, threads: int) -> str:
@@ -164,8 +167,12 @@ class Worker:
         return float(self._ask(op="decode", ids=question.ids, n=n)["rate"])
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        """End the peer and whatever processes it has started."""
+        with suppress(subprocess.TimeoutExpired, OSError, ValueError):
+            self._process.communicate(timeout=20)  # its input ends: it may go by itself
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
