@@ -118,37 +118,48 @@ def _call(context, function, address, thread, threads):
 
 
 @compiled
-def _alone(function, numbers):
+def _alone(function, after, numbers):
     given = np.empty(N_NUMBERS, np.int64)
     for index in range(N_NUMBERS):
         given[index] = numbers[index]
     _call(function, given.ctypes.data, 0, 1)
+    if after:
+        _call(after, given.ctypes.data, 0, 1)
 
 
-def _shared(threads, function, numbers):
+def _shared(threads, function, after, numbers):
     given = np.empty(N_NUMBERS, np.int64)
     for index in range(N_NUMBERS):
         given[index] = numbers[index]
     address = given.ctypes.data
     for index in numba.prange(threads):
         _call(function, address, np.int64(index), threads)
+    if after:
+        _call(after, address, 0, 1)
 
 
 _shared = _kept(lambda keep: numba.njit(nogil=True, parallel=True, cache=keep)(_shared))
 _PADDING = [(0,) * (N_NUMBERS - n) for n in range(N_NUMBERS + 1)]
 
 
-def run(kernel: int, numbers: tuple[int, ...], work: int = 0) -> None:
-    """Call a kernel, in as many threads as torch may use if `work`, in multiplications, is worth it."""
+def run(
+    kernel: int, numbers: tuple[int, ...], work: int = 0, after: int = 0, after_work: int = 0
+) -> None:
+    """Call a kernel, then perhaps another, in as many threads as torch may use if it is worth it.
+
+    work: multiplications in each. Safe to call from several threads.
+    """
     numbers += _PADDING[len(numbers)]
     if work < SMALL or (threads := min(torch.get_num_threads(), MOST_THREADS)) == 1:
-        _alone(kernel, numbers)
+        _alone(kernel, after, numbers)
         return
     if threads != getattr(_own, "threads", 0):
         numba.set_num_threads(threads)
         _own.threads = threads
     with ENTER:
-        _shared(threads, kernel, numbers)
+        _shared(threads, kernel, 0 if after_work >= SMALL else after, numbers)
+        if after_work >= SMALL:
+            _shared(threads, after, 0, numbers)
 
 
 # The builders below write LLVM instructions; `b` is the builder, addresses are 64-bit integers in bytes.
