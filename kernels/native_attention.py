@@ -29,6 +29,7 @@ from epicrag.kernels.native_jit import (
     ZERO,
     compiled,
     eight_totals,
+    exponential,
     float_of,
     floats,
     fma,
@@ -36,6 +37,7 @@ from epicrag.kernels.native_jit import (
     largest,
     load,
     loop,
+    number,
     octets,
     splat,
     store,
@@ -130,31 +132,6 @@ _add_8, _add_few = _score(True, True), _score(False, True)
 _mix_8, _mix_4, _mix_1 = _mix(8), _mix(4), _mix(1)
 
 
-def _number(value: float, kind=VECTOR):
-    return ir.Constant(kind, [value] * LANES)
-
-
-def _exp(b, x):
-    """e to the x, for x of at most 0 or so: to the last bit or two of a float."""
-    least = _number(-87.3)
-    tiny = b.fcmp_ordered("<", x, least)
-    x = b.select(tiny, least, x)
-    floor = cgutils.get_or_insert_function(
-        b.module, ir.FunctionType(VECTOR, [VECTOR]), "llvm.floor.v8f32"
-    )
-    n = b.call(floor, [fma(b, x, _number(1.44269504088896341), _number(0.5))])
-    x = fma(b, n, _number(-0.693359375), x)
-    x = fma(b, n, _number(2.12194440e-4), x)
-    y = _number(1.9875691500e-4)
-    for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5):
-        y = fma(b, y, x, _number(factor))
-    y = b.fadd(fma(b, y, b.fmul(x, x), x), _number(1.0))
-    whole = ir.VectorType(I32, LANES)
-    power = b.add(b.fptosi(n, whole), ir.Constant(whole, [127] * LANES))
-    power = b.bitcast(b.shl(power, ir.Constant(whole, [23] * LANES)), VECTOR)
-    return b.select(tiny, ZERO, b.fmul(y, power))
-
-
 @intrinsic
 def _adjust(context, scores, n, constant, softcap, bias):
     """Scores to softcap * tanh((scores + constant) / softcap) + bias; a softcap of 0: none."""
@@ -172,8 +149,8 @@ def _adjust(context, scores, n, constant, softcap, bias):
                 y = b.fdiv(b.load(place), cap)
                 negative = b.fcmp_ordered("<", y, ZERO)
                 size = b.select(negative, b.fsub(ZERO, y), y)
-                u = _exp(b, b.fmul(size, _number(-2.0)))
-                one = _number(1.0)
+                u = exponential(b, b.fmul(size, number(-2.0)))
+                one = number(1.0)
                 t = b.fdiv(b.fsub(one, u), b.fadd(one, u))
                 b.store(b.fmul(cap, b.select(negative, b.fsub(ZERO, t), t)), place)
             store(b, b.fadd(b.load(place), bias), address)
@@ -189,7 +166,7 @@ def _soften(context, scores, n, out):
 
     def generate(context, b, signature, arguments):
         scores, n, out = arguments
-        nothing = _number(float("-inf"))
+        nothing = number(float("-inf"))
         whole = ir.VectorType(I64, LANES)
         lanes = ir.Constant(whole, list(range(LANES)))
         top = cgutils.alloca_once_value(b, nothing)
@@ -212,7 +189,7 @@ def _soften(context, scores, n, out):
         mass = cgutils.alloca_once_value(b, ZERO)
         with loop(b, I64(0), n, I64(LANES)) as (index, _):
             address = b.add(scores, b.shl(index, I64(2)))
-            value = _exp(b, b.fsub(load(b, address), most))
+            value = exponential(b, b.fsub(load(b, address), most))
             store(b, value, address)
             b.store(b.fadd(b.load(mass), value), mass)
         store(b, total(b, b.load(mass)), b.add(out, I64(4)))

@@ -267,6 +267,32 @@ def loop(b, low, high, step):
     return cgutils.for_range_slice(b, low, high, step, I64, inc=True)
 
 
+def number(value: float):
+    """A constant in every lane."""
+    return ir.Constant(VECTOR, [value] * LANES)
+
+
+def exponential(b, x):
+    """e to the x, for x of at most 0 or so: to the last bit or two of a float."""
+    least = number(-87.3)
+    tiny = b.fcmp_ordered("<", x, least)
+    x = b.select(tiny, least, x)
+    floor = cgutils.get_or_insert_function(
+        b.module, ir.FunctionType(VECTOR, [VECTOR]), "llvm.floor.v8f32"
+    )
+    n = b.call(floor, [fma(b, x, number(1.44269504088896341), number(0.5))])
+    x = fma(b, n, number(-0.693359375), x)
+    x = fma(b, n, number(2.12194440e-4), x)
+    y = number(1.9875691500e-4)
+    for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5):
+        y = fma(b, y, x, number(factor))
+    y = b.fadd(fma(b, y, b.fmul(x, x), x), number(1.0))
+    whole = ir.VectorType(I32, LANES)
+    power = b.add(b.fptosi(n, whole), ir.Constant(whole, [127] * LANES))
+    power = b.bitcast(b.shl(power, ir.Constant(whole, [23] * LANES)), VECTOR)
+    return b.select(tiny, ZERO, b.fmul(y, power))
+
+
 @intrinsic
 def half_to_float(context, bits):
     """A float16, given as its bits, as a float32."""

@@ -69,6 +69,8 @@ class Table:
     header: int
     """Its address."""
     n_queries: int
+    n_rows: int
+    """Rows that the pool must have."""
     n_slots: int
     """Meetings of a query and a piece, at most."""
     n_met: int
@@ -91,7 +93,7 @@ def prepare_native(rows: Sequence[Rows], kind: LayerKind) -> Table:
     turn_of: dict[int, int] = {}
     kept: list[Any] = []
     n_queries = n_spans = n_pieces = n_items = n_slots = 0
-    low, high = 1 << 60, -1
+    low, high, n_rows = 1 << 60, -1, 0
     for request in rows:
         n_own, own = request.high - request.low, 0
         if request.low != n_queries or len(request.positions) != n_own:
@@ -102,6 +104,7 @@ def prepare_native(rows: Sequence[Rows], kind: LayerKind) -> Table:
         for span in request.spans:
             columns += _columns(span, turn_of if rotary.dim else None, kept)
             own += -(-span.length // PIECE)
+            n_rows = max(n_rows, span.start + span.length, span.change + 1)
             if span.change >= 0 and span.length:
                 low, high = min(low, span.local), max(high, span.local + span.length)
         n_next = n_spans + len(request.spans)
@@ -141,8 +144,8 @@ def prepare_native(rows: Sequence[Rows], kind: LayerKind) -> Table:
     n_met, blind = arena[N_HEADER - 2 : N_HEADER].tolist()
     if blind >= 0:
         raise ValueError(f"query {blind} sees no key: a token sees at least itself")
-    softcap = _bits(kind.softcap) if kind.softcap else 0
-    return Table(base, n_queries, n_slots, n_met, softcap, (arena, cos, sin, local, *kept))
+    softcap = float_bits(kind.softcap) if kind.softcap else 0
+    return Table(base, n_queries, n_rows, n_slots, n_met, softcap, (arena, cos, sin, local, *kept))
 
 
 def _columns(span: Span, turn_of: dict[int, int] | None, kept: list[Any]) -> tuple[int, ...]:
@@ -159,7 +162,7 @@ def _columns(span: Span, turn_of: dict[int, int] | None, kept: list[Any]) -> tup
         marks[span.holes] = 1
         holes = marks.data_ptr()
         kept.append(marks)
-    bias = _bits(span.bias) if span.bias else 0
+    bias = float_bits(span.bias) if span.bias else 0
     local = span.first - span.delta
     return (span.start, span.length, turn, span.first, explicit, span.change, holes, local, bias)
 
@@ -208,7 +211,7 @@ def attend(
     is the same in any batch, to the bit. Safe to call from several threads. ValueError on what does not fit.
     """
     n, heads, dim = queries.shape
-    groups, _, value_dim = values.shape
+    groups, n_pool, value_dim = values.shape
     q_pitch, q_head, q_step = queries.stride()
     k_group, k_pitch, k_step = keys.stride()
     v_group, v_pitch, v_step = values.stride()
@@ -222,8 +225,8 @@ def attend(
         or out.dtype != torch.float32
         or n != table.n_queries
         or heads % groups
-        or keys.shape[0] != groups
-        or keys.shape[2] != dim
+        or keys.shape != (groups, n_pool, dim)
+        or n_pool < table.n_rows
         or (dim | value_dim) % 8
         or not q_step == k_step == v_step == 1
         or out.shape != (n, heads, value_dim)
@@ -231,7 +234,7 @@ def attend(
     ):
         raise ValueError(
             f"queries {tuple(queries.shape)} {queries.dtype}, keys {tuple(keys.shape)} {keys.dtype} and values "
-            f"{tuple(values.shape)} {values.dtype} do not fit a table of {table.n_queries} queries"
+            f"{tuple(values.shape)} {values.dtype} do not fit a table of {table.n_queries} queries over {table.n_rows} rows"
         )
     run, _, attention, merge = _compiled()
     partial = queries.new_empty(table.n_slots * heads * (value_dim + 2))
@@ -250,7 +253,7 @@ def attend(
         heads // groups,
         dim,
         value_dim,
-        _bits(scale),
+        float_bits(scale),
         table.softcap,
         out.data_ptr(),
         partial.data_ptr(),
@@ -268,7 +271,7 @@ _POOLS = {
 
 
 @lru_cache(maxsize=64)
-def _bits(number: float) -> int:
+def float_bits(number: float) -> int:
     """A float32 as a whole number, as numbers reach a kernel."""
     return int(np.float32(number).view(np.int32))
 
