@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers.activations import SiLUActivation
 
 from epicrag.kernels import native
 from epicrag.serving.decoder import angles
@@ -22,6 +21,7 @@ from epicrag.serving.weights import Linear
 
 if TYPE_CHECKING:
     from epicrag.serving.attention import Batch
+
 
 @dataclass(frozen=True, slots=True)
 class _Product:
@@ -76,20 +76,24 @@ class NarrowDecoder:
         none = cos[:, :0]
         inner, heads = parts.layers[0].down.weight.shape[1], parts.heads + 2 * parts.groups
         qkv = stream.new_empty(n, heads * parts.head_dim)
-        views = qkv.view(n, heads, -1).transpose(0, 1)
-        views = views.split((parts.heads, parts.groups, parts.groups))
+        views = torch.split(
+            qkv.view(n, heads, -1).transpose(0, 1), [parts.heads, parts.groups, parts.groups]
+        )
         normed, more = torch.empty_like(stream), torch.zeros_like(stream)
         both, gated = stream.new_empty(n, 2 * inner), stream.new_empty(n, inner)
         x, x_normed, x_more, x_qkv = (y.numpy() for y in (stream, normed, more, qkv))
         x_both, x_gated = both.numpy(), gated.numpy()
         a_normed, a_more, a_qkv = (y.data_ptr() for y in (normed, more, qkv))
         a_both, a_gated = both.data_ptr(), gated.data_ptr()
+        is_float32 = parts.dtype == torch.float32
         for layer in self._layers:
             add_norm(x, x_more, *layer.attention_norm, x_normed)
             layer.qkv(run, a_normed, n, a_qkv)
             turn(x_qkv, *layer.heads, *((cos, sin) if layer.rotates else (none, none)))
-            given = views if parts.dtype == torch.float32 else [v.to(parts.dtype) for v in views]
-            mixed = batch.attend(layer.index, *given, layer.scale)  # (T, H, D)
+            queries, keys, values = (
+                views if is_float32 else tuple(view.to(parts.dtype) for view in views)
+            )
+            mixed = batch.attend(layer.index, queries, keys, values, layer.scale)  # (T, H, D)
             mixed = mixed.float().contiguous()
             layer.out(run, mixed.data_ptr(), n, a_more)
             add_norm(x, x_more, *layer.mlp_norm, x_normed)
@@ -144,7 +148,7 @@ def why_not(parts: Parts) -> str | None:
     if parts.embedding.device.type != "cpu":
         return f"the compiled kernels are the CPU's, and the model is on {parts.embedding.device}"
     for layer in parts.layers:
-        if not isinstance(layer.activation, SiLUActivation):
+        if not layer.is_silu:
             return f"its activation is {type(layer.activation).__name__}"
     widths = {linear.weight.shape[1] for linear in parts.linears()}
     if any(width % 8 for width in widths):
