@@ -27,6 +27,7 @@ from epicrag.serving.prefixes import PrefixTree
 from epicrag.serving.prompt import ASKING, ChatFormat, Piece, Prompt
 from epicrag.serving.sample import Sampler, Sampling, TextStream
 from epicrag.serving.stitched import Stitched
+from epicrag.serving.threads import settle
 from epicrag.serving.tokenizer import UnitTokenizer
 from epicrag.serving.watch import Watch
 
@@ -73,6 +74,7 @@ class Engine:
         self.compile_mode = check_mode(compile_mode)
         self.refusal: str | None = None
         self._turn = threading.Lock()
+        _log.debug("%s runs through %s", name, model.forward_kind)
         bos = tokenizer.template_ids(chat.bos) if chat.bos else ()
         self.frame = Frame.of(chat, bos[0] if bos else None)
         kv_dtype = kv_dtype or _store_dtype(model.dtype)
@@ -144,6 +146,8 @@ class Engine:
     ) -> Engine:
         """Load a model folder. Raises UsageError for a bad folder or flag, DeviceError for device or memory."""
         check_mode(compile_mode)
+        threads = settle()
+        _log.debug("%s: %d threads, by %s", name, threads.n, threads.why)
         tokenizer = UnitTokenizer.load(path)
         model = ServedModel.load(
             path, device=device, dtype=dtype, quantize=quantize, cache_folder=cache_folder
