@@ -6,8 +6,8 @@ request's private rows; whatever happens, `close` gives them back.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -166,6 +166,13 @@ def run(jobs: Sequence[Job]) -> list[Tensor]:
 
     Every request has moved on when it returns; none has when it raises.
     """
+    order = sorted(range(len(jobs)), key=lambda index: len(jobs[index].tokens))
+    logits = _run_in_order([jobs[index] for index in order])
+    return [rows for _, rows in sorted(zip(order, logits, strict=True), key=lambda pair: pair[0])]
+
+
+def _run_in_order(jobs: Sequence[Job]) -> list[Tensor]:
+    """`run`, for jobs whose smallest stand first: those of few tokens share one call of attention a layer."""
     first = jobs[0].linked
     ids: list[int] = []
     wanted: list[int] = []
@@ -237,28 +244,41 @@ def _fixes(
     change_of: dict[int, int],
 ) -> tuple[Fix, ...]:
     """For each corrected chunk: its probes, which are its recomputed tokens but the first few."""
-    order = {position: index for index, position in enumerate(plan.positions)}
+    positions = plan.positions
     fixes = []
     for index, row in change_of.items():
         segment = layout.segments[index]
-        computed = [n for n in range(segment.length) if segment.start + n in order]
-        probes = computed[min(N_SINK_PROBES, len(computed) // 2) :]
-        if not probes:
+        first, last = bisect_left(positions, segment.start), bisect_left(positions, segment.end)
+        first += min(N_SINK_PROBES, (last - first) // 2)
+        if first == last:
             continue
-        places = [segment.start + n for n in probes]
-        cached = [r for run in resident[index] for r in range(run.start, run.start + run.length)]
-        weights = (plan.alpha / len(probes),) * len(probes)
+        places = positions[first:last]
+        local = tuple(place - segment.start for place in places)
+        weights = (plan.alpha / len(places),) * len(places)
         fixes.append(
             Fix(
-                tuple(order[place] for place in places),
-                tuple(places),
-                tuple(probes),
-                tuple(cached[n] for n in probes),
+                tuple(range(first, last)),
+                places,
+                local,
+                tuple(_rows_at(resident[index], local)),
                 (weights,),
                 (row,),
             )
         )
     return tuple(fixes)
+
+
+def _rows_at(runs: Sequence[Run], local: Sequence[int]) -> Iterator[int]:
+    """The pool rows at ascending places of a chunk."""
+    if len(runs) == 1:
+        yield from (runs[0].start + n for n in local)
+        return
+    passed, place = 0, iter(runs)
+    run = next(place)
+    for n in local:
+        while n - passed >= run.length:
+            passed, run = passed + run.length, next(place)
+        yield run.start + n - passed
 
 
 def _correction(fixes: Sequence[Fix], offset: int, device: torch.device) -> Correction:
