@@ -31,6 +31,7 @@ from epicrag.serving.prompt import ASKING, ChatFormat, Piece, Prompt
 from epicrag.serving.sample import Sampling
 from epicrag.serving.schedule import Limits, Scheduler, Ticket
 from epicrag.serving.stitched import Stitched
+from epicrag.serving.threads import settle
 from epicrag.serving.tokenizer import UnitTokenizer
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Engine:
         self.compile_mode = check_mode(compile_mode)
         self.refusal: str | None = None
         self._tokens: Counter[str] = Counter()
+        _log.debug("%s runs through %s", name, model.forward_kind)
         bos = tokenizer.template_ids(chat.bos) if chat.bos else ()
         self.frame = Frame.of(chat, bos[0] if bos else None)
         kv_dtype = kv_dtype or _store_dtype(model.dtype)
@@ -161,6 +163,8 @@ class Engine:
         the weights leave free. `host_kv_memory_bytes` keep the KV of chunks that had to leave it.
         """
         check_mode(compile_mode)
+        threads = settle()
+        _log.debug("%s: %d threads, by %s", name, threads.n, threads.why)
         tokenizer = UnitTokenizer.load(path)
         model = ServedModel.load(
             path, device=device, dtype=dtype, quantize=quantize, cache_folder=cache_folder
