@@ -74,7 +74,7 @@ def compose(units: Sequence[Unit], window: int) -> Layout:
         if unit.piece > keep:
             continue
         if unit.tail and unit.piece < keep:
-            unit = replace(unit, ids=unit.ids + unit.tail, tail=())
+            unit = Unit(unit.kind, unit.ids + unit.tail, unit.piece)
         segments.append(Segment(unit, start))
         start += len(unit.ids)
     return Layout(tuple(segments), last - keep)
@@ -127,7 +127,7 @@ def plan(layout: Layout, policy: Policy, exact: Mapping[int, bool]) -> Plan:
             continue
         rows = range(0) if exact[index] else policy.recompute(segment.length)
         damped = policy.damping if segment.unit.kind == "chunk" and not first_chunk else None
-        positions.extend(segment.start + row for row in rows)
+        positions.extend(range(segment.start + rows.start, segment.start + rows.stop))
         reused.extend(_stretches(index, segment.length, rows, policy, damped))
         counts["recomputed"] += len(rows)
         counts["exact" if exact[index] else "stitched"] += segment.length - len(rows)

@@ -7,7 +7,7 @@ request's private rows; whatever happens, `close` gives them back.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -253,14 +253,14 @@ def _fixes(
         if first == last:
             continue
         places = positions[first:last]
-        local = tuple(place - segment.start for place in places)
+        local = _shifted(places, -segment.start)
         weights = (plan.alpha / len(places),) * len(places)
         fixes.append(
             Fix(
                 tuple(range(first, last)),
                 places,
                 local,
-                tuple(_rows_at(resident[index], local)),
+                _rows_at(resident[index], local),
                 (weights,),
                 (row,),
             )
@@ -268,17 +268,20 @@ def _fixes(
     return tuple(fixes)
 
 
-def _rows_at(runs: Sequence[Run], local: Sequence[int]) -> Iterator[int]:
+def _rows_at(runs: Sequence[Run], local: tuple[int, ...]) -> tuple[int, ...]:
     """The pool rows at ascending places of a chunk."""
     if len(runs) == 1:
-        yield from (runs[0].start + n for n in local)
-        return
-    passed, place = 0, iter(runs)
-    run = next(place)
-    for n in local:
-        while n - passed >= run.length:
-            passed, run = passed + run.length, next(place)
-        yield run.start + n - passed
+        return _shifted(local, runs[0].start)
+    rows = [row for run in runs for row in range(run.start, run.start + run.length)]
+    return tuple([rows[n] for n in local])
+
+
+def _shifted(places: tuple[int, ...], by: int) -> tuple[int, ...]:
+    """Ascending places, moved."""
+    first, last = places[0] + by, places[-1] + by
+    if last - first + 1 == len(places):
+        return tuple(range(first, last + 1))
+    return tuple([place + by for place in places])
 
 
 def _correction(fixes: Sequence[Fix], offset: int, device: torch.device) -> Correction:
