@@ -16,7 +16,7 @@ from torch import Tensor
 from epicrag import errors, types
 from epicrag.serving.attention import RefusedModel
 from epicrag.serving.cache import ChunkCache
-from epicrag.serving.compile import Frame, Recipe, check_mode
+from epicrag.serving.compile import Frame, Recipe, check_mode, reads_neighbour
 from epicrag.serving.compose import Layout, compose, plan
 from epicrag.serving.generation import Generation, State
 from epicrag.serving.model import LAYOUT_VERSION, ServedModel
@@ -205,7 +205,8 @@ class Engine:
     ) -> Recipe:
         """The recipe of a chunk in a mode; `ids` where its text is tokenised already."""
         mode = mode or self.compile_mode
-        before = self.tokenizer.ids(piece.before) if piece.before and mode == "neighbour" else None
+        behind = piece.before if reads_neighbour(mode) else None
+        before = self.tokenizer.ids(behind) if behind else None
         return self.frame.recipe(ids or self.tokenizer.ids(piece.text), mode, before)
 
     def key_of(self, piece: Piece, mode: str | None = None) -> str:
@@ -359,7 +360,7 @@ class Engine:
         return types.Receipt(
             policy=stitched.policy.name,
             compile=stitched.mode,
-            context_tokens=cost.exact + cost.stitched + cost.recomputed,
+            context_tokens=cost.context,
             exact=exact - (late - from_stitched),
             stitched=moved - from_stitched,
             recomputed=cost.recomputed + late,
@@ -367,6 +368,7 @@ class Engine:
             dropped_chunks=stitched.layout.dropped,
             fallback=f"{late} tokens were compiled during the request" if late else None,
             ms=ms,
+            charged=cost.charged + (late / cost.context if late else 0.0),
         )
 
     def _run_plain(
@@ -398,6 +400,7 @@ class Engine:
             dropped_chunks=layout.dropped,
             fallback=self.refusal,
             ms=ms,
+            charged=cost.charged,
         )
         yield first
         yield from steps

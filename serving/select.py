@@ -196,7 +196,7 @@ def _attention(
         look.model.forward([ids[place] for place in places], request.positions, batch, [0])
     finally:
         linked.close()
-    return batch.scores, look.cost(len(places), watched.stop)
+    return [score.cpu() for score in batch.scores], look.cost(len(places), watched.stop)
 
 
 def _plan(look: Look, inside: list[range]) -> Plan:
@@ -281,7 +281,7 @@ def _deviation(look: Look, free: list[int]) -> tuple[Tensor, float]:
     )
     ids = look.layout.ids
     look.model.forward([ids[place] for place in places], positions, batch, [0])
-    return batch.scores, look.cost(len(places), min(2, look.n_layers))
+    return batch.scores.cpu(), look.cost(len(places), min(2, look.n_layers))
 
 
 def _pool_rows(runs: Sequence[Run]) -> list[int]:

@@ -12,6 +12,7 @@ from epicrag.serving.watch import Watch
 
 if TYPE_CHECKING:
     from epicrag.serving.compile import Recipe
+    from epicrag.serving.compose import Plan
     from epicrag.serving.engine import Engine
     from epicrag.serving.policies import Policy
     from epicrag.serving.pool import Run
@@ -55,7 +56,7 @@ class Stitched:
                 start = self.layout.segments[index].start
                 exact[index] = len(recipe.behind) == start and recipe.behind == ids[:start]
         self.load_ms = watch.lap()
-        self.plan = plan(self.layout, self.policy, exact)
+        self.plan = self._plan(exact, resident)
         if self.policy.reuse == "prefix":
             self._prefix = engine.prefixes.match(self.layout.ids)
             self.plan = plan_prefix(self.layout, self._prefix.length)
@@ -69,6 +70,19 @@ class Stitched:
                 self._linked.shared.append(ops.Span(run.start, run.start, run.length, 0, place))
                 place += run.length
         self.stitch_ms = watch.lap()
+
+    def _plan(self, exact: dict[int, bool], resident: dict[int, tuple[Run, ...]]) -> Plan:
+        """Apply the policy; where it must see the stitched prompt to choose, let it."""
+        if not self.policy.selectors or all(exact.values()):
+            return plan(self.layout, self.policy, exact)
+        from epicrag.serving.select import Look, choose
+
+        engine = self._engine
+        look = Look(
+            engine.model, engine.pool, engine.layers, self.layout, self.policy, exact, resident
+        )
+        chosen = choose(look)
+        return plan(self.layout, self.policy, exact, chosen.rows, chosen.cost)
 
     @property
     def linked(self) -> Linked:
