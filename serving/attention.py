@@ -88,6 +88,8 @@ class Correction:
     locals: Tensor  # (n_probes,) their positions in their chunks
     weights: Tensor  # (n_rows, n_probes)
     rows: Tensor  # (n_rows,) pool rows that take the sums
+    depth: tuple[float, ...]
+    """What the weights are multiplied by in each layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +128,10 @@ class FlatBatch:
         pool_values[:, rows] = values
         for index, request in enumerate(self.requests):
             if request.correction is not None:
-                self._correct(index, request.correction, kind, pool_keys, pool_values, keys, values)
+                depth = request.correction.depth[layer]
+                self._correct(
+                    index, request.correction, kind, depth, pool_keys, pool_values, keys, values
+                )
         if kind not in self._prepared:
             tables = [ops.Rows(r.low, r.high, r.positions, r.spans) for r in self.requests]
             self._prepared[kind] = ops.prepare(tables, self.layers.kinds[kind], self.dtype)
@@ -147,6 +152,7 @@ class FlatBatch:
         index: int,
         correction: Correction,
         kind: int,
+        depth: float,
         pool_keys: Tensor,
         pool_values: Tensor,
         keys: Tensor,
@@ -163,7 +169,7 @@ class FlatBatch:
         cos, sin, cached_cos, cached_sin = self._turns[index, kind]
         fresh = ops.turn(keys[:, c.probes].to(self.dtype), cos, sin, rotary)  # (G, n, D)
         old = ops.turn(pool_keys[:, c.cached].to(self.dtype), cached_cos, cached_sin, rotary)
-        weights = c.weights.to(self.dtype)
+        weights = c.weights.to(self.dtype) * depth
         pool_keys[:, c.rows] = (weights @ (fresh - old)).to(pool_keys.dtype)
         moved = (values[:, c.probes] - pool_values[:, c.cached]).to(self.dtype)
         pool_values[:, c.rows] = (weights @ moved).to(pool_values.dtype)

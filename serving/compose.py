@@ -134,8 +134,8 @@ def plan(
 ) -> Plan:
     """Apply a policy. `exact` maps the index of each segment with a cache to whether its cache is exact here.
 
-    Segments that are not in `exact` are computed whole. An exact segment is read whole: computing part of it
-    again would give the same numbers. `chosen` adds rows to those that the policy knows from sizes, by
+    Segments that are not in `exact` are computed whole. An exact segment is read whole and as it is: computing
+    part of it again would give the same numbers, and there is nothing to damp or correct. `chosen` adds rows to those that the policy knows from sizes, by
     segment; `selected` is what choosing them cost (see `Plan`).
     """
     positions: list[int] = []
@@ -149,7 +149,7 @@ def plan(
             positions.extend(range(segment.start, segment.end))
             counts["recomputed" if context else "fresh"] += segment.length
         elif exact[index]:
-            reused.extend(_stretches(index, segment.length, (), _cuts(segment, policy, first_chunk)))
+            reused.append(Reused(index, 0, segment.length))
             counts["exact"] += segment.length
         else:
             rows = policy.recompute(segment.length)
@@ -177,7 +177,7 @@ _Cut = tuple[int, int, float, float]
 
 
 def _cuts(
-    segment: Segment, policy: Policy, first_chunk: bool, corrected: bool = False
+    segment: Segment, policy: Policy, first_chunk: bool, corrected: bool
 ) -> list[_Cut]:
     """Cut a segment where its treatment changes. The first chunk is not damped: its sinks are the prompt's."""
     length, damping = segment.length, policy.damping

@@ -42,6 +42,9 @@ class Fix:
     weights: tuple[tuple[float, ...], ...]
     """A row of weights for each row that is filled."""
     rows: tuple[int, ...]
+    first: int
+    """Index of the chunk's first recomputed token: what stands from there to the last probe belongs together,
+    since a token between the probes may read rows that their change is added to."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +123,7 @@ class Linked:
 
     def _cut(self, low: int, high: int) -> int:
         """The last place up to `high` where no chunk's probes are divided, or else the first one after it."""
-        groups = [(fix.probes[0], fix.probes[-1] + 1) for fix in self.fixes]
+        groups = [(fix.first, fix.probes[-1] + 1) for fix in self.fixes]
         index = bisect_right(groups, (high,)) - 1
         if index < 0 or not groups[index][0] < high < groups[index][1]:
             return high
@@ -137,8 +140,13 @@ class Linked:
             self.rows[begin:end],
             self.places[begin:end],
             [*self.shared, *own],
-            _correction(fixes, low - begin, self.model.device) if fixes else None,
+            self._correction(fixes, low - begin) if fixes else None,
         )
+
+    def _correction(self, fixes: Sequence[Fix], offset: int) -> Correction:
+        n_layers, correction = len(self.layers.of_layer), self.plan.correction
+        depth = [correction.factor(layer, n_layers) if correction else 1.0 for layer in range(n_layers)]
+        return _correction(fixes, offset, self.model.device, tuple(depth))
 
     def _computed(self, end: int) -> list[ops.Span]:
         """Spans over the private tokens computed so far."""
@@ -200,32 +208,37 @@ def stitch(
     `resident`: pool rows of each reused segment, by its index; `n_new`: room for generated tokens. Only
     tables are made, no key or value is touched. DeviceError when the private rows do not fit.
     """
-    corrected = sorted({part.segment for part in plan.reused if part.corrected})
+    changes = sorted({(part.segment, part.alpha) for part in plan.reused if part.corrected})
     n_tokens = len(plan.positions) + n_new
-    runs = pool.allocate(n_tokens + len(corrected))
+    runs = pool.allocate(n_tokens + len(changes))
     every = torch.cat([torch.arange(run.start, run.start + run.length) for run in runs])
     rows = every[:n_tokens].to(model.device)
     new = torch.arange(layout.n_tokens, layout.n_tokens + n_new)
     places = torch.cat([torch.tensor(plan.positions, dtype=torch.int64), new]).to(model.device)
-    change_of = dict(zip(corrected, every[n_tokens:].tolist(), strict=False))
+    change_of = dict(zip(changes, every[n_tokens:].tolist(), strict=False))
     shared: list[ops.Span] = []
     for part in plan.reused:
         start = layout.segments[part.segment].start
-        change = change_of.get(part.segment, -1) if part.corrected else -1
+        change = change_of.get((part.segment, part.alpha), -1)
         shared.extend(_spans(part, start, resident[part.segment], change))
-    fixes = _fixes(layout, plan, resident, change_of) if corrected else ()
+    fixes = _fixes(layout, plan, resident, change_of)
     return Linked(model, pool, layers, layout, plan, shared, runs, rows, places, fixes)
 
 
 def _spans(part: Reused, start: int, runs: tuple[Run, ...], change: int) -> list[ops.Span]:
-    """Spans over rows [part.low, part.high) of a segment that starts at `start`."""
+    """Spans over rows [part.low, part.high) of a segment that starts at `start`, its holes left out."""
     out = []
     local = 0
+    every = torch.tensor(part.holes, dtype=torch.int64) if part.holes else None
     for run in runs:
         low, high = max(part.low, local), min(part.high, local + run.length)
         if low < high:
             row = run.start + low - local
-            out.append(ops.Span(row, high - low, start, start + low, part.bias, change=change))
+            holes = None if every is None else every[(every >= low) & (every < high)] - low
+            if holes is not None and not len(holes):
+                holes = None
+            span = ops.Span(row, high - low, start, start + low, part.bias, None, change, holes)
+            out.append(span)
         local += run.length
     return out
 
@@ -234,34 +247,38 @@ def _fixes(
     layout: Layout,
     plan: Plan,
     resident: dict[int, tuple[Run, ...]],
-    change_of: dict[int, int],
+    change_of: dict[tuple[int, float], int],
 ) -> tuple[Fix, ...]:
-    """For each corrected chunk: its probes, which are its recomputed tokens but the first few."""
-    order = {position: index for index, position in enumerate(plan.positions)}
+    """For each corrected chunk: its probes, and a row of weights for each alpha that it is corrected with."""
+    order = {position: index for index, position in enumerate(plan.positions)} if change_of else {}
     fixes = []
-    for index, row in change_of.items():
-        segment = layout.segments[index]
-        computed = [n for n in range(segment.length) if segment.start + n in order]
-        probes = computed[min(N_SINK_PROBES, len(computed) // 2) :]
-        if not probes:
-            continue
-        places = [segment.start + n for n in probes]
+    for index in sorted({segment for segment, _ in change_of}):
+        alphas = [alpha for segment, alpha in change_of if segment == index]
+        probes = _probes(plan.again[index])
+        places = [layout.segments[index].start + n for n in probes]
         cached = [r for run in resident[index] for r in range(run.start, run.start + run.length)]
-        weights = (plan.alpha / len(probes),) * len(probes)
         fixes.append(
             Fix(
                 tuple(order[place] for place in places),
                 tuple(places),
                 tuple(probes),
                 tuple(cached[n] for n in probes),
-                (weights,),
-                (row,),
+                tuple((alpha / len(probes),) * len(probes) for alpha in alphas),
+                tuple(change_of[index, alpha] for alpha in alphas),
+                order[layout.segments[index].start + plan.again[index][0]],
             )
         )
     return tuple(fixes)
 
 
-def _correction(fixes: Sequence[Fix], offset: int, device: torch.device) -> Correction:
+def _probes(rows: Sequence[int]) -> Sequence[int]:
+    """Those of a chunk's recomputed rows that tell how its other tokens change: not its sinks, where it can be."""
+    return [row for row in rows if row >= N_SINK_PROBES] or rows[len(rows) // 2 :]
+
+
+def _correction(
+    fixes: Sequence[Fix], offset: int, device: torch.device, depth: tuple[float, ...]
+) -> Correction:
     """The corrections of several chunks as one: their weights stand in one matrix."""
     n_probes = sum(len(fix.probes) for fix in fixes)
     weights = torch.zeros(sum(len(fix.rows) for fix in fixes), n_probes)
@@ -282,4 +299,5 @@ def _correction(fixes: Sequence[Fix], offset: int, device: torch.device) -> Corr
         table("locals"),
         weights.to(device),
         table("rows"),
+        depth,
     )

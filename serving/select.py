@@ -103,10 +103,10 @@ def _pick(look: Look, selector: Selector, free: list[int]) -> tuple[Collection[i
     if count >= len(free) or not count:
         return free[:count], 0.0  # nothing to find out
     if isinstance(selector, Deviation):
-        scores, cost = _deviation(look, free)
+        scores, cost = deviations(look, free)
     else:
         asking = _question(look.layout, selector.tokens)
-        groups, cost = _attention(look, selector, [asking], [])
+        groups, cost = attention_to(look, selector, [asking], [])
         scores = groups[0][torch.tensor(free)]
     return _top(scores, free, count), cost
 
@@ -124,7 +124,7 @@ def _reconnect(
         return (free if selector.tokens else []), 0.0
     borders = [border for _, border in parts if len(border)]
     asking = _question(look.layout, None)
-    groups, cost = _attention(look, selector, [asking, *borders], borders)
+    groups, cost = attention_to(look, selector, [asking, *borders], borders)
     by_border = dict(zip(borders, groups[1:], strict=True))
     picked: list[int] = []
     for inside, border in parts:
@@ -167,7 +167,7 @@ def _question(layout: Layout, most: int | None) -> range:
 # --- attention ------------------------------------------------------------------------------------
 
 
-def _attention(
+def attention_to(
     look: Look, selector: Focus | Reconnect, groups: list[range], inside: list[range]
 ) -> tuple[list[Tensor], float]:
     """Run the tokens of all groups over the stitched prompt; how much each group attends to every position.
@@ -249,7 +249,7 @@ class _Watching:
 # --- deviation ------------------------------------------------------------------------------------
 
 
-def _deviation(look: Look, free: list[int]) -> tuple[Tensor, float]:
+def deviations(look: Look, free: list[int]) -> tuple[Tensor, float]:
     """How far the values of the `free` positions are from the cached ones in the second layer, and the cost.
 
     Everything up to the last stitched chunk is computed but what is exact, through one layer. The second

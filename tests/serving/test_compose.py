@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epicrag.serving.compose import compose, plan
+from epicrag.serving.compose import Reused, compose, plan
 from epicrag.serving.policies import Full, parse_policy
 from epicrag.serving.prompt import Unit
 
@@ -143,6 +143,13 @@ def test_segments_stand_one_after_another():
         assert segment.start == ends[-1]
         ends.append(segment.end)
     assert len(layout.ids) == layout.n_tokens == ends[-1]
+
+
+def test_an_exact_chunk_is_read_as_it_is():
+    layout = compose(units([10, 10]), 1000)
+    policy = parse_policy("damp(4,15)+legolink(4)+correct(0.5)")
+    made = plan(layout, policy, {0: True, 2: False, 4: True})
+    assert [r for r in made.reused if r.segment == 4] == [Reused(4, 0, 10)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
