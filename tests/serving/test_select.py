@@ -55,7 +55,7 @@ def written(engine, policy, mode: str = "isolated"):
     return generation
 
 
-def look_at(engine, stitched, policy=Naive()) -> Look:
+def look_at(engine, stitched) -> Look:
     """The look that a selection pass would have of a stitched prompt."""
     recipes = engine.recipes(stitched.layout, ASKED, "isolated")
     resident = {index: engine.pool.acquire(engine.cache.key(r)) for index, r in recipes.items()}
@@ -64,7 +64,7 @@ def look_at(engine, stitched, policy=Naive()) -> Look:
     exact = {index: segment.start == 0 for index, segment in enumerate(stitched.layout.segments)}
     exact = {index: exact[index] for index in recipes}
     return Look(
-        engine.model, engine.pool, engine.layers, stitched.layout, policy, exact, resident
+        engine.model, engine.pool, engine.layers, stitched.layout, Naive(), exact, resident
     )
 
 
