@@ -68,6 +68,12 @@ class Look:
         segments = self.layout.segments
         return [(index, segments[index]) for index in sorted(self.exact) if not self.exact[index]]
 
+    def rows(self, index: int) -> list[int]:
+        """Pool rows of a segment. More may be cached of a chunk than the prompt reads (see `Segment`)."""
+        runs = self.resident[index]
+        rows = [row for run in runs for row in range(run.start, run.start + run.length)]
+        return rows[: self.layout.segments[index].length]
+
     def cost(self, n_tokens: int, n_layers: int) -> float:
         return n_tokens * n_layers / self.n_layers
 
@@ -268,24 +274,20 @@ def deviations(look: Look, free: list[int]) -> tuple[Tensor, float]:
     cached = {
         segment.start + n: row
         for index, segment in look.stitched()
-        for n, row in enumerate(_pool_rows(look.resident[index]))
+        for n, row in enumerate(look.rows(index))
     }
     index_of = {place: index for index, place in enumerate(places)}
     positions = torch.tensor(places, device=device)
     batch = _Deviating(
         look,
         positions,
-        [(segments[i].start, _pool_rows(look.resident[i])) for i in known],
+        [(segments[i].start, look.rows(i)) for i in known],
         torch.tensor([index_of[place] for place in free], device=device),
         torch.tensor([cached[place] for place in free], device=device),
     )
     ids = look.layout.ids
     look.model.forward([ids[place] for place in places], positions, batch, [0])
     return batch.scores.cpu(), look.cost(len(places), min(2, look.n_layers))
-
-
-def _pool_rows(runs: Sequence[Run]) -> list[int]:
-    return [row for run in runs for row in range(run.start, run.start + run.length)]
 
 
 class _Deviating:
