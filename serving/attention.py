@@ -86,7 +86,7 @@ class Correction:
     places: Tensor  # (n_probes,) their positions in the prompt
     cached: Tensor  # (n_probes,) pool rows of the same tokens as compiled
     locals: Tensor  # (n_probes,) their positions in their chunks
-    weights: Tensor  # (n_rows, n_probes)
+    weights: Tensor  # (2, n_rows, n_probes), for keys and for values
     rows: Tensor  # (n_rows,) pool rows that take the sums
     depth: tuple[float, ...]
     """What the weights are multiplied by in each layer."""
@@ -170,6 +170,6 @@ class FlatBatch:
         fresh = ops.turn(keys[:, c.probes].to(self.dtype), cos, sin, rotary)  # (G, n, D)
         old = ops.turn(pool_keys[:, c.cached].to(self.dtype), cached_cos, cached_sin, rotary)
         weights = c.weights.to(self.dtype) * depth
-        pool_keys[:, c.rows] = (weights @ (fresh - old)).to(pool_keys.dtype)
+        pool_keys[:, c.rows] = (weights[0] @ (fresh - old)).to(pool_keys.dtype)
         moved = (values[:, c.probes] - pool_values[:, c.cached]).to(self.dtype)
-        pool_values[:, c.rows] = (weights @ moved).to(pool_values.dtype)
+        pool_values[:, c.rows] = (weights[1] @ moved).to(pool_values.dtype)

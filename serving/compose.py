@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from epicrag.serving.policies import Correction, Full, Policy
+from epicrag.serving.policies import Alpha, Correction, Full, Policy
 from epicrag.serving.prompt import Unit
 
 
@@ -87,14 +87,14 @@ class Reused:
     low: int
     high: int
     bias: float = 0.0
-    alpha: float = 0.0
+    alpha: Alpha | None = None
     """How much of the mean change of the segment's probes is added to these rows."""
     holes: tuple[int, ...] = ()
     """Rows between `low` and `high` that are computed again, ascending; neither the first nor the last row."""
 
     @property
     def corrected(self) -> bool:
-        return self.alpha != 0
+        return self.alpha is not None
 
     @property
     def n_rows(self) -> int:
@@ -180,7 +180,7 @@ def plan(
     )
 
 
-_Cut = tuple[int, int, float, float]
+_Cut = tuple[int, int, float, Alpha | None]
 """Rows [low, high) of a segment with their bias and alpha."""
 
 
@@ -189,7 +189,7 @@ def _cuts(
 ) -> list[_Cut]:
     """Cut a segment where its treatment changes. The first chunk is not damped: its sinks are the prompt's."""
     length, damping = segment.length, policy.damping
-    pieces = [(0, length, 0.0)]
+    pieces: Sequence[tuple[int, int, Alpha | None]] = [(0, length, None)]
     if corrected and policy.correction:
         pieces = policy.correction.pieces(length)
     if damping is None or first_chunk or segment.unit.kind != "chunk":

@@ -74,6 +74,13 @@ def _factors(text: str) -> tuple[float, ...]:
     return tuple(_alpha(part) for part in text.split("/"))
 
 
+def _fade(text: str) -> tuple[float, ...]:
+    values = _factors(text)
+    if len(values) > 2:
+        raise ValueError("fade is one number, or one for keys and one for values: fade=0.66/0.75")
+    return values
+
+
 def _layers(text: str) -> Depth:
     start, dash, end = text.partition("-")
     depth = Depth(_share(start), _share(end)) if dash else None
@@ -103,6 +110,7 @@ class _Form:
 
 
 _LOOK = (("layers", _layers), ("heads", _heads))
+_SHAPE = (("values", _alpha), ("fade", _fade), ("depth", _factors))
 _FORMS: dict[str, _Form] = {
     "full": _Form(Full),
     "prefix": _Form(Prefix),
@@ -114,7 +122,7 @@ _FORMS: dict[str, _Form] = {
     "reconnect": _Form(Reconnect, (("tokens", _count),), (("edge", _count), *_LOOK)),
     "deviation": _Form(Deviation, (("share", _share),)),
     "damp": _Form(Damp, (("tokens", _count), ("amount", _number))),
-    "correct": _Form(Correct, (("alpha", _alpha), ("end", _alpha)), (("depth", _factors),)),
+    "correct": _Form(Correct, (("alpha", _alpha),), _SHAPE),
 }
 """In the order in which a policy's name lists them, so that a policy has one name."""
 

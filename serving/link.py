@@ -21,6 +21,7 @@ from epicrag.serving.compile import compute_dtype, private_spans
 if TYPE_CHECKING:
     from epicrag.serving.compose import Layout, Plan, Reused
     from epicrag.serving.model import ServedModel
+    from epicrag.serving.policies import Alpha
     from epicrag.serving.pool import Pool, Run
 
 N_SINK_PROBES = 4
@@ -40,7 +41,9 @@ class Fix:
     cached: tuple[int, ...]
     """The pool rows that hold them as compiled."""
     weights: tuple[tuple[float, ...], ...]
-    """A row of weights for each row that is filled."""
+    """For each row that is filled, what the probes' changes of the keys are weighted by."""
+    value_weights: tuple[tuple[float, ...], ...]
+    """The same for the values."""
     rows: tuple[int, ...]
     first: int
     """Index of the chunk's first recomputed token: what stands from there to the last probe belongs together,
@@ -208,7 +211,7 @@ def stitch(
     `resident`: pool rows of each reused segment, by its index; `n_new`: room for generated tokens. Only
     tables are made, no key or value is touched. DeviceError when the private rows do not fit.
     """
-    changes = sorted({(part.segment, part.alpha) for part in plan.reused if part.corrected})
+    changes = sorted({(part.segment, part.alpha) for part in plan.reused if part.alpha})
     n_tokens = len(plan.positions) + n_new
     runs = pool.allocate(n_tokens + len(changes))
     every = torch.cat([torch.arange(run.start, run.start + run.length) for run in runs])
@@ -219,7 +222,7 @@ def stitch(
     shared: list[ops.Span] = []
     for part in plan.reused:
         start = layout.segments[part.segment].start
-        change = change_of.get((part.segment, part.alpha), -1)
+        change = change_of[part.segment, part.alpha] if part.alpha else -1
         shared.extend(_spans(part, start, resident[part.segment], change))
     fixes = _fixes(layout, plan, resident, change_of)
     return Linked(model, pool, layers, layout, plan, shared, runs, rows, places, fixes)
@@ -247,7 +250,7 @@ def _fixes(
     layout: Layout,
     plan: Plan,
     resident: dict[int, tuple[Run, ...]],
-    change_of: dict[tuple[int, float], int],
+    change_of: dict[tuple[int, Alpha], int],
 ) -> tuple[Fix, ...]:
     """For each corrected chunk: its probes, and a row of weights for each alpha that it is corrected with."""
     order = {position: index for index, position in enumerate(plan.positions)} if change_of else {}
@@ -263,7 +266,8 @@ def _fixes(
                 tuple(places),
                 tuple(probes),
                 tuple(cached[n] for n in probes),
-                tuple((alpha / len(probes),) * len(probes) for alpha in alphas),
+                tuple((alpha.keys / len(probes),) * len(probes) for alpha in alphas),
+                tuple((alpha.values / len(probes),) * len(probes) for alpha in alphas),
                 tuple(change_of[index, alpha] for alpha in alphas),
                 order[layout.segments[index].start + plan.again[index][0]],
             )
@@ -279,13 +283,13 @@ def _probes(rows: Sequence[int]) -> Sequence[int]:
 def _correction(
     fixes: Sequence[Fix], offset: int, device: torch.device, depth: tuple[float, ...]
 ) -> Correction:
-    """The corrections of several chunks as one: their weights stand in one matrix."""
+    """The corrections of several chunks as one: their weights stand in one matrix for keys, one for values."""
     n_probes = sum(len(fix.probes) for fix in fixes)
-    weights = torch.zeros(sum(len(fix.rows) for fix in fixes), n_probes)
+    weights = torch.zeros(2, sum(len(fix.rows) for fix in fixes), n_probes)
     row = column = 0
     for fix in fixes:
-        block = torch.tensor(fix.weights)
-        weights[row : row + len(fix.rows), column : column + len(fix.probes)] = block
+        block = torch.tensor((fix.weights, fix.value_weights))
+        weights[:, row : row + len(fix.rows), column : column + len(fix.probes)] = block
         row, column = row + len(fix.rows), column + len(fix.probes)
 
     def table(name: str) -> Tensor:

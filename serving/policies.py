@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Reuse = Literal["chunks", "prefix", "nothing"]
 Heads = Literal["max", "mean"]
@@ -26,31 +25,46 @@ class Damping:
     amount: float
 
 
+class Alpha(NamedTuple):
+    """How much of the mean change of a chunk's probes is added to other rows: to their keys and their values."""
+
+    keys: float
+    values: float
+
+
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Add the mean change of a chunk's probes to its other tokens, times alpha.
+    """Add alpha times the mean change of a chunk's probes to its other tokens.
 
-    Alpha runs from `start` at the chunk's first token to `end` at its last, in steps. `depth` multiplies it
-    layer by layer: one factor for each equal part of the layers, none for all alike.
+    `alpha` holds at the chunk's beginning. From its token `FADE_FROM` on it falls as `(n / FADE_FROM) ** -fade`,
+    in steps that end at powers of two; no fade is one alpha for the whole chunk. `depth` multiplies it layer by
+    layer: one factor for each equal part of the layers, none for all alike.
     """
 
-    start: float
-    end: float
+    alpha: Alpha
+    fade: Alpha = Alpha(0.0, 0.0)
     depth: tuple[float, ...] = ()
 
-    N_STEPS = 4
+    FADE_FROM = 10
+    FIRST_STEP = 16
 
-    def pieces(self, length: int) -> list[tuple[int, int, float]]:
-        """Rows [low, high) of a chunk and their alpha; stretches with alpha 0 included."""
-        if self.start == self.end:
-            return [(0, length, self.start)]
-        cuts = [round(length * step / self.N_STEPS) for step in range(self.N_STEPS + 1)]
-        slope = (self.end - self.start) / self.N_STEPS
-        return [
-            (low, high, self.start + slope * (step + 0.5))
-            for step, (low, high) in enumerate(pairwise(cuts))
-            if low < high
-        ]
+    def pieces(self, length: int) -> list[tuple[int, int, Alpha]]:
+        """Rows [low, high) of a chunk and their alpha."""
+        if not any(self.fade):
+            return [(0, length, self.alpha)]
+        out = []
+        low, high = 0, self.FIRST_STEP
+        while low < length:
+            middle = math.sqrt(low * high) if low else self.FADE_FROM
+            out.append((low, min(high, length), self._at(middle)))
+            low, high = high, 2 * high
+        return out
+
+    def _at(self, place: float) -> Alpha:
+        times = place / self.FADE_FROM
+        return Alpha(
+            self.alpha.keys * times**-self.fade.keys, self.alpha.values * times**-self.fade.values
+        )
 
     def factor(self, layer: int, n_layers: int) -> float:
         """What alpha is multiplied by in a layer."""
@@ -336,25 +350,28 @@ class Damp(Wrapper):
 class Correct(Wrapper):
     """`base`, with `alpha` times the mean change of a chunk's recomputed tokens added to its other tokens.
 
-    With `end`, alpha runs from `alpha` at a chunk's first token to `end` at its last; `depth` scales it by
-    layer (see `Correction`).
+    `values` is the alpha of the values where it is not that of the keys; `fade` (one number, or one for the keys
+    and one for the values) lets it fall along the chunk, `depth` scales it by layer: see `Correction`.
     """
 
     alpha: float = 0.5
     base: Policy = LegoLink()
-    end: float | None = None
+    values: float | None = None
+    fade: tuple[float, ...] = ()
     depth: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
-        end = "" if self.end is None else f",{number_text(self.end)}"
-        depth = f",depth={'/'.join(map(number_text, self.depth))}" if self.depth else ""
-        return f"{self.base.name}+correct({number_text(self.alpha)}{end}{depth})"
+        values = "" if self.values is None else f",values={number_text(self.values)}"
+        fade = f",fade={_list_text(self.fade)}" if self.fade else ""
+        depth = f",depth={_list_text(self.depth)}" if self.depth else ""
+        return f"{self.base.name}+correct({number_text(self.alpha)}{values}{fade}{depth})"
 
     @property
     def correction(self) -> Correction | None:
-        end = self.alpha if self.end is None else self.end
-        return Correction(self.alpha, end, self.depth) if self.alpha or end else None
+        alpha = Alpha(self.alpha, self.alpha if self.values is None else self.values)
+        fade = Alpha(self.fade[0], self.fade[-1]) if self.fade else Alpha(0.0, 0.0)
+        return Correction(alpha, fade, self.depth) if any(alpha) else None
 
 
 def count_of(share: float, whole: int) -> int:
@@ -367,6 +384,10 @@ def number_text(value: float) -> str:
     """The shortest way to write a number that reads back as the same one."""
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
+
+
+def _list_text(values: Iterable[float]) -> str:
+    return "/".join(map(number_text, values))
 
 
 def share_text(value: float) -> str:

@@ -19,8 +19,8 @@ POLICIES = [
     "legolink(10%)",
     "spread(2,5)",
     "legolink(3)+spread(2,5)",
-    "damp(4,15)+spread(2,5)+correct(0.5,0.1)",
-    "damp(4,15)+focus(5%,2)+correct(0.5,0.1)",
+    "damp(4,15)+spread(2,5)+correct(0.5,fade=0.7)",
+    "damp(4,15)+focus(5%,2)+correct(0.5,fade=0.7)",
 ]
 
 
@@ -85,14 +85,12 @@ def test_chosen_rows_join_those_the_policy_knows():
 
 def test_a_correction_that_falls_cuts_a_chunk_into_steps():
     layout = compose(units([40]), 1000)
-    policy = parse_policy("legolink(4)+correct(0.4,0)")
+    policy = parse_policy("legolink(4)+correct(1,fade=0.5,values=0.5)")
     made = plan(layout, policy, {0: True, 2: False})
-    assert [(r.low, r.high, round(r.alpha, 3)) for r in made.reused if r.segment == 2] == [
-        (4, 10, 0.35),
-        (10, 20, 0.25),
-        (20, 30, 0.15),
-        (30, 40, 0.05),
-    ]
+    parts = [r for r in made.reused if r.segment == 2]
+    assert [(r.low, r.high) for r in parts] == [(4, 16), (16, 32), (32, 40)]
+    assert [r.alpha.keys for r in parts] == pytest.approx([1, 2.263**-0.5, 4.525**-0.5], rel=1e-3)
+    assert [r.alpha.values for r in parts] == pytest.approx([r.alpha.keys / 2 for r in parts])
 
 
 def test_a_chunk_without_probes_is_not_corrected():

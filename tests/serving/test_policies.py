@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from epicrag.errors import UsageError
 from epicrag.serving.policies import (
+    Alpha,
     Correct,
     Correction,
     Damp,
@@ -42,7 +43,7 @@ NAMES = [
     "deviation(15%)",
     "legolink-0+focus(10%,0)",
     "legolink(16)+spread(4,12)+focus(5%,4)+reconnect(2)+deviation(1%)",
-    "damp(4,15)+legolink(8)+focus(5%,4)+correct(0.25,0.1,depth=1/0.5/0)",
+    "damp(4,15)+legolink(8)+focus(5%,4)+correct(1,values=0.75,fade=0.66/0.75,depth=1/0.5/0)",
 ]
 
 
@@ -70,7 +71,7 @@ def test_a_name_round_trips(name):
         ("focus(7%)+legolink(8)", Union((LegoLink(8), Focus(0.07)))),
         ("reconnect", Reconnect(8)),
         ("deviation+correct(1)", Correct(1.0, Deviation(0.15))),
-        ("correct(0.5,0)+legolink(16)", Correct(0.5, LegoLink(16), end=0.0)),
+        ("correct(1,fade=0.66)+legolink(16)", Correct(1, LegoLink(16), fade=(0.66,))),
     ],
 )
 def test_short_and_reordered_forms_are_understood(text, policy):
@@ -106,7 +107,9 @@ def test_short_and_reordered_forms_are_understood(text, policy):
         "focus(5%,heads=min)",
         "focus(share=5%,share=6%)",
         "reconnect(5%)",
+        "correct(0.5,0.1)",
         "correct(0.5,depth=1/x)",
+        "correct(0.5,fade=1/1/1)",
         "full(1)",
     ],
 )
@@ -155,22 +158,30 @@ def test_a_share_is_rounded_up_and_never_more_than_all(share, whole):
 
 
 @given(st.floats(0, 1), st.floats(0, 2), st.floats(0, 2))
-def test_any_number_survives_the_name(share, alpha, end):
-    policy = Correct(alpha, Focus(share), end)
+def test_any_number_survives_the_name(share, alpha, values):
+    policy = Correct(alpha, Focus(share), values, (alpha, values), (values,))
     assert parse_policy(policy.name) == policy
 
 
-@given(st.integers(1, 50), st.floats(0, 1), st.floats(0, 1))
-def test_the_pieces_of_a_correction_tile_the_chunk(length, start, end):
-    pieces = Correction(start, end).pieces(length)
+@given(st.integers(1, 2000), st.floats(0, 2), st.floats(0, 2))
+def test_the_pieces_of_a_correction_tile_the_chunk_and_fall(length, fade, other):
+    pieces = Correction(Alpha(1.0, 0.5), Alpha(fade, other)).pieces(length)
     assert [row for low, high, _ in pieces for row in range(low, high)] == list(range(length))
-    assert all(min(start, end) <= alpha <= max(start, end) for _, _, alpha in pieces)
+    alphas = [alpha for _, _, alpha in pieces]
+    assert alphas == sorted(alphas, reverse=True)
+    assert alphas[0] == (1.0, 0.5)
+
+
+def test_a_fade_is_the_power_law_at_the_middle_of_each_step():
+    pieces = Correction(Alpha(1.0, 0.75), Alpha(0.66, 0.75)).pieces(100)
+    assert [(low, high) for low, high, _ in pieces] == [(0, 16), (16, 32), (32, 64), (64, 100)]
+    assert pieces[2][2] == pytest.approx((4.525**-0.66, 0.75 * 4.525**-0.75), rel=1e-3)
 
 
 def test_depth_scales_alpha_by_equal_parts_of_the_layers():
-    correction = Correction(0.5, 0.5, (1.0, 0.5, 0.0))
+    correction = Correction(Alpha(0.5, 0.5), depth=(1.0, 0.5, 0.0))
     assert [correction.factor(layer, 6) for layer in range(6)] == [1, 1, 0.5, 0.5, 0, 0]
-    assert Correction(0.5, 0.5).factor(3, 6) == 1
+    assert Correction(Alpha(0.5, 0.5)).factor(3, 6) == 1
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 3, 30])

@@ -25,7 +25,7 @@ LOOKING = [
     "reconnect(3)",
     "deviation(15%)",
     "legolink(2)+focus(10%,0)+reconnect(2,edge=2)+deviation(5%)",
-    "damp(4,15)+focus(10%,2)+correct(0.5,0.1,depth=1/0.5)",
+    "damp(4,15)+focus(10%,2)+correct(0.5,values=0.25,fade=0.7,depth=1/0.5)",
     "legolink-0+focus(10%,2)",
 ]
 
@@ -229,7 +229,7 @@ def test_deviation_is_that_of_the_whole_prompts_second_layer(engine):
     assert (got - want).abs().max() < 1e-3 * want.max()
 
 
-@pytest.mark.parametrize("name", [*LOOKING, "spread(2,5)+correct(0.5,0.1)"])
+@pytest.mark.parametrize("name", [*LOOKING, "spread(2,5)+correct(0.5,fade=0.7)"])
 def test_a_link_in_pieces_is_the_link_at_once(llama, name):
     """Rows between a chunk's probes must not be computed before its change is known."""
     policy = parse_policy(name)
