@@ -22,7 +22,8 @@ def column_sums(
     groups, n_heads = keys.shape[0], queries.shape[1]
     wide = torch.promote_types(queries.dtype, torch.float32)
     asking = queries[rows.low : rows.high].to(wide)  # (S, H, D)
-    folded = asking.unflatten(1, (groups, n_heads // groups)).permute(1, 2, 0, 3)  # (G, r, S, D)
+    n, _, dim = asking.shape
+    folded = asking.reshape(n, groups, n_heads // groups, dim).permute(1, 2, 0, 3)  # (G, r, S, D)
     total = folded.new_full(folded.shape[:3], float("-inf"))
     last = int(rows.positions[-1])
     seen = [span for span in rows.spans if span.length and span.first <= last]
@@ -49,10 +50,10 @@ def _scores(
         change = keys[:, span.change : span.change + 1].to(folded.dtype).expand_as(key)
         key = key + rotate(change, local, kind.rotary)
     turned = rotate(folded, -span.delta, kind.rotary) if span.delta else folded
-    scores = turned.flatten(1, 2) @ key.mT * scale
+    scores: Tensor = turned.flatten(1, 2) @ key.mT * scale
     if kind.softcap:
         scores = kind.softcap * torch.tanh(scores / kind.softcap)
-    scores = scores.unflatten(1, folded.shape[1:3])
+    scores = scores.view(*folded.shape[:3], span.length)
     if span.bias:
         scores = scores + span.bias
     if span.holes is not None:

@@ -184,9 +184,7 @@ _Cut = tuple[int, int, float, Alpha | None]
 """Rows [low, high) of a segment with their bias and alpha."""
 
 
-def _cuts(
-    segment: Segment, policy: Policy, first_chunk: bool, corrected: bool
-) -> list[_Cut]:
+def _cuts(segment: Segment, policy: Policy, first_chunk: bool, corrected: bool) -> list[_Cut]:
     """Cut a segment where its treatment changes. The first chunk is not damped: its sinks are the prompt's."""
     length, damping = segment.length, policy.damping
     pieces: Sequence[tuple[int, int, Alpha | None]] = [(0, length, None)]

@@ -148,7 +148,9 @@ class Linked:
 
     def _correction(self, fixes: Sequence[Fix], offset: int) -> Correction:
         n_layers, correction = len(self.layers.of_layer), self.plan.correction
-        depth = [correction.factor(layer, n_layers) if correction else 1.0 for layer in range(n_layers)]
+        depth = [
+            correction.factor(layer, n_layers) if correction else 1.0 for layer in range(n_layers)
+        ]
         return _correction(fixes, offset, self.model.device, tuple(depth))
 
     def _computed(self, end: int) -> list[ops.Span]:

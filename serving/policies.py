@@ -32,6 +32,9 @@ class Alpha(NamedTuple):
     values: float
 
 
+NO_FADE = Alpha(0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Correction:
     """Add alpha times the mean change of a chunk's probes to its other tokens.
@@ -42,7 +45,7 @@ class Correction:
     """
 
     alpha: Alpha
-    fade: Alpha = Alpha(0.0, 0.0)
+    fade: Alpha = NO_FADE
     depth: tuple[float, ...] = ()
 
     FADE_FROM = 10
@@ -370,7 +373,7 @@ class Correct(Wrapper):
     @property
     def correction(self) -> Correction | None:
         alpha = Alpha(self.alpha, self.alpha if self.values is None else self.values)
-        fade = Alpha(self.fade[0], self.fade[-1]) if self.fade else Alpha(0.0, 0.0)
+        fade = Alpha(self.fade[0], self.fade[-1]) if self.fade else NO_FADE
         return Correction(alpha, fade, self.depth) if any(alpha) else None
 
 
@@ -402,7 +405,11 @@ def _options(policy: Policy, default: Policy, names: Iterable[str]) -> str:
     for name in names:
         value = getattr(policy, name)
         if value != getattr(default, name):
-            text = f"{share_text(value.start)}-{share_text(value.end)}" if isinstance(value, Depth) else value
+            text = (
+                f"{share_text(value.start)}-{share_text(value.end)}"
+                if isinstance(value, Depth)
+                else value
+            )
             out += f",{name}={text}"
     return out
 

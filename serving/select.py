@@ -117,9 +117,7 @@ def _pick(look: Look, selector: Selector, free: list[int]) -> tuple[Collection[i
     return _top(scores, free, count), cost
 
 
-def _reconnect(
-    look: Look, selector: Reconnect, free: list[int]
-) -> tuple[Collection[int], float]:
+def _reconnect(look: Look, selector: Reconnect, free: list[int]) -> tuple[Collection[int], float]:
     """The best of each chunk, by its share of its border's attention plus its share of the question's."""
     parts = []
     for _, segment in look.stitched():
@@ -185,9 +183,7 @@ def attention_to(
     places = [place for group in order for place in group]
     passing = replace(_plan(look, inside), positions=tuple(places))
     watched = selector.layers.layers(look.n_layers)
-    linked = stitch(
-        look.model, look.pool, look.layers, look.layout, passing, look.resident, 0
-    )
+    linked = stitch(look.model, look.pool, look.layers, look.layout, passing, look.resident, 0)
     try:
         request = linked.request(len(places), 0)
         tables = []

@@ -63,9 +63,7 @@ def look_at(engine, stitched) -> Look:
         engine.cache.release(recipe)
     exact = {index: segment.start == 0 for index, segment in enumerate(stitched.layout.segments)}
     exact = {index: exact[index] for index in recipes}
-    return Look(
-        engine.model, engine.pool, engine.layers, stitched.layout, Naive(), exact, resident
-    )
+    return Look(engine.model, engine.pool, engine.layers, stitched.layout, Naive(), exact, resident)
 
 
 @pytest.mark.parametrize("mode", ["isolated", "neighbour(3)"])
