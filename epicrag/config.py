@@ -51,6 +51,8 @@ class Config:
     max_tokens: int = 256
     min_score: float = DEFAULT_MIN_SCORE
     kv_memory: int = 2 * 1024**3
+    host_kv_memory: int = 0
+    gpu_memory_utilization: float = 0.9
     kv_disk: int | None = None
     max_file_mb: int = 100
     max_chars: int = 20_000_000
@@ -291,6 +293,8 @@ KEYS: Mapping[str, Callable[[object, Path], object]] = MappingProxyType(
         "max_tokens": _integer(1),
         "min_score": _number(-1, 1),
         "kv_memory": _bytes,
+        "host_kv_memory": _bytes,
+        "gpu_memory_utilization": _number(0.01, 1),
         "kv_disk": _bytes_or_unlimited,
         "max_file_mb": _integer(1),
         "max_chars": _integer(1),

@@ -191,6 +191,8 @@ class Pipeline:
             dtype=self.config.dtype,
             compile_mode=self._compile_mode,
             kv_memory_bytes=self.config.kv_memory,
+            host_kv_memory_bytes=self.config.host_kv_memory,
+            gpu_memory_utilization=self.config.gpu_memory_utilization,
             cache_folder=self.config.home / "cache",
         )
 

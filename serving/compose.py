@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from epicrag.serving.policies import Alpha, Correction, Full, Policy
 from epicrag.serving.prompt import Unit
@@ -51,7 +52,7 @@ class Layout:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        return tuple(token for segment in self.segments for token in segment.unit.ids)
+        return tuple(chain.from_iterable(segment.unit.ids for segment in self.segments))
 
 
 def compose(units: Sequence[Unit], window: int) -> Layout:
@@ -223,4 +224,16 @@ def plan_prefix(layout: Layout, length: int) -> Plan:
     )
     return replace(
         whole, positions=whole.positions[length:], exact=exact, recomputed=context - exact
+    )
+
+
+def skipped(plan: Plan, low: int, high: int) -> Plan:
+    """A plan whose positions [low, high), before the first chunk, are read exactly instead of computed."""
+    first, last = bisect_left(plan.positions, low), bisect_left(plan.positions, high)
+    n = last - first
+    return replace(
+        plan,
+        positions=plan.positions[:first] + plan.positions[last:],
+        exact=plan.exact + n,
+        fresh=plan.fresh - n,
     )

@@ -6,8 +6,8 @@ request's private rows; whatever happens, `close` gives them back.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -255,31 +255,48 @@ def _fixes(
     change_of: dict[tuple[int, Alpha], int],
 ) -> tuple[Fix, ...]:
     """For each corrected chunk: its probes, and a row of weights for each alpha that it is corrected with."""
-    order = {position: index for index, position in enumerate(plan.positions)} if change_of else {}
+    alphas: dict[int, list[Alpha]] = {}
+    for index, alpha in change_of:
+        alphas.setdefault(index, []).append(alpha)
     fixes = []
-    for index in sorted({segment for segment, _ in change_of}):
-        alphas = [alpha for segment, alpha in change_of if segment == index]
-        probes = _probes(plan.again[index])
-        places = [layout.segments[index].start + n for n in probes]
-        cached = [r for run in resident[index] for r in range(run.start, run.start + run.length)]
+    for index, mine in alphas.items():
+        start, again = layout.segments[index].start, plan.again[index]
+        first = bisect_left(plan.positions, start)
+        skip = _n_sinks(again)
+        local = again[skip:]
+        share = 1 / len(local)
         fixes.append(
             Fix(
-                tuple(order[place] for place in places),
-                tuple(places),
-                tuple(probes),
-                tuple(cached[n] for n in probes),
-                tuple((alpha.keys / len(probes),) * len(probes) for alpha in alphas),
-                tuple((alpha.values / len(probes),) * len(probes) for alpha in alphas),
-                tuple(change_of[index, alpha] for alpha in alphas),
-                order[layout.segments[index].start + plan.again[index][0]],
+                tuple(range(first + skip, first + len(again))),
+                tuple(start + n for n in local),
+                local,
+                tuple(_rows_at(resident[index], local)),
+                tuple((alpha.keys * share,) * len(local) for alpha in mine),
+                tuple((alpha.values * share,) * len(local) for alpha in mine),
+                tuple(change_of[index, alpha] for alpha in mine),
+                first,
             )
         )
     return tuple(fixes)
 
 
-def _probes(rows: Sequence[int]) -> Sequence[int]:
-    """Those of a chunk's recomputed rows that tell how its other tokens change: not its sinks, where it can be."""
-    return [row for row in rows if row >= N_SINK_PROBES] or rows[len(rows) // 2 :]
+def _n_sinks(again: Sequence[int]) -> int:
+    """How many of a chunk's recomputed rows, from the first, are no probes: the sinks, or half where all are sinks."""
+    sinks = bisect_left(again, N_SINK_PROBES)
+    return sinks if sinks < len(again) else len(again) // 2
+
+
+def _rows_at(runs: Sequence[Run], local: Sequence[int]) -> Iterator[int]:
+    """The pool rows at ascending places of a chunk."""
+    if len(runs) == 1:
+        yield from (runs[0].start + n for n in local)
+        return
+    passed, place = 0, iter(runs)
+    run = next(place)
+    for n in local:
+        while n - passed >= run.length:
+            passed, run = passed + run.length, next(place)
+        yield run.start + n - passed
 
 
 def _correction(

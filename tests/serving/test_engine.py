@@ -192,7 +192,7 @@ def test_a_stop_string_ends_the_answer_before_it(tiny_engine):
 
 def test_a_model_that_asks_itself_the_next_question_is_stopped(tiny_engine, monkeypatch):
     """Small models go on with the pattern of the prompt; what they ask themselves is no answer."""
-    from epicrag.serving import engine as module
+    from epicrag.serving import answer as module
 
     engine = tiny_engine("llama")
     said = list(engine.tokenizer.ids("The mat.\n\nQuestion: why?"))
