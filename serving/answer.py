@@ -153,7 +153,7 @@ class Answering:
             dropped_chunks=placed.layout.dropped,
             fallback=self._engine.refusal or compiled,
             ms=replace(self._ms, total=self._ms.first_token),
-            charged=cost.charged + (late / cost.context if late else 0.0),
+            charged=round(cost.charged + (late / cost.context if late else 0.0), 6),
         )
         self._engine.count(receipt)
         return receipt

@@ -224,6 +224,10 @@ MIDDLE = Depth(1 / 3, 2 / 3)
 """The middle third of the layers: it ranks tokens as well as all of them, the last third clearly worse."""
 
 
+QUESTION_TOKENS = 32
+"""Of a longer question the last ones are looked at: a selection pass is charged, and must stay small."""
+
+
 @dataclass(frozen=True, slots=True)
 class Focus(Selector):
     """Compute again the `share` of the context's tokens that the question attends to most.
@@ -235,7 +239,7 @@ class Focus(Selector):
 
     share: float = 0.05
     anchors: int = 4
-    tokens: int = 32
+    tokens: int = QUESTION_TOKENS
     layers: Depth = MIDDLE
     heads: Heads = "max"
 
@@ -253,7 +257,7 @@ class Reconnect(Selector):
     """Compute again the `tokens` of each chunk that its own border and the question attend to most.
 
     The border is the last `edge` tokens of the chunk, which the selection pass computes at their place in
-    the stitched prompt, together with the question. A token's score is its share of the border's attention
+    the stitched prompt, together with the last `QUESTION_TOKENS` of the question. A token's score is its share of the border's attention
     to the chunk plus its share of the question's. The rows become sparse links from block to block.
     """
 

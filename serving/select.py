@@ -22,6 +22,7 @@ from epicrag.serving.compile import compute_dtype
 from epicrag.serving.compose import plan
 from epicrag.serving.link import stitch
 from epicrag.serving.policies import (
+    QUESTION_TOKENS,
     Damp,
     Deviation,
     Focus,
@@ -127,7 +128,7 @@ def _reconnect(look: Look, selector: Reconnect, free: list[int]) -> tuple[Collec
     if all(len(inside) <= selector.tokens for inside, _ in parts) or not selector.tokens:
         return (free if selector.tokens else []), 0.0
     borders = [border for _, border in parts if len(border)]
-    asking = _question(look.layout, None)
+    asking = _question(look.layout, QUESTION_TOKENS)
     groups, cost = attention_to(look, selector, [asking, *borders], borders)
     by_border = dict(zip(borders, groups[1:], strict=True))
     picked: list[int] = []
@@ -162,10 +163,10 @@ def _by_segment(look: Look, chosen: list[int]) -> dict[int, list[int]]:
     return rows
 
 
-def _question(layout: Layout, most: int | None) -> range:
+def _question(layout: Layout, most: int) -> range:
     """The positions of the last `most` tokens of the question, template included."""
     last = layout.segments[-1]
-    return range(last.start if most is None else max(last.start, last.end - most), last.end)
+    return range(max(last.start, last.end - most), last.end)
 
 
 # --- attention ------------------------------------------------------------------------------------
