@@ -144,6 +144,7 @@ class Engine:
         store: KVStore | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        quantize: str = "none",
         compile_mode: str = DEFAULT_COMPILE,
         kv_memory_bytes: int = DEFAULT_KV_BYTES,
         host_kv_memory_bytes: int = 0,
@@ -161,7 +162,9 @@ class Engine:
         """
         check_mode(compile_mode)
         tokenizer = UnitTokenizer.load(path)
-        model = ServedModel.load(path, device=device, dtype=dtype, cache_folder=cache_folder)
+        model = ServedModel.load(
+            path, device=device, dtype=dtype, quantize=quantize, cache_folder=cache_folder
+        )
         return cls(
             model,
             tokenizer,
