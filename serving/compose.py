@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from epicrag.serving.policies import Alpha, Correction, Full, Policy
+from epicrag.serving.policies import Alpha, Correction, Damping, Full, Policy
 from epicrag.serving.prompt import Unit
 
 
@@ -144,13 +144,14 @@ def plan(
     """Apply a policy. `exact` maps the index of each segment with a cache to whether its cache is exact here.
 
     Segments that are not in `exact` are computed whole. An exact segment is read whole and as it is: computing
-    part of it again would give the same numbers, and there is nothing to damp or correct. `chosen` adds rows to those that the policy knows from sizes, by
-    segment; `selected` is what choosing them cost (see `Plan`).
+    part of it again would give the same numbers, and there is nothing to damp or correct. `chosen` adds rows to
+    those that the policy knows from sizes, by segment; `selected` is what choosing them cost (see `Plan`).
     """
     positions: list[int] = []
     reused: list[Reused] = []
     again: dict[int, tuple[int, ...]] = {}
     counts = {"exact": 0, "stitched": 0, "recomputed": 0, "fresh": 0}
+    correction, damping = policy.correction, policy.damping
     first_chunk = True
     for index, segment in enumerate(layout.segments):
         context = segment.unit.kind in ("system", "chunk")
@@ -166,7 +167,9 @@ def plan(
                 rows = sorted({*rows, *chosen[index]})
             again[index] = tuple(rows)
             positions.extend(segment.start + row for row in rows)
-            cuts = _cuts(segment, policy, first_chunk, bool(rows))
+            # The first chunk is not damped: its sinks are the prompt's.
+            damped = damping if segment.unit.kind == "chunk" and not first_chunk else None
+            cuts = _cuts(segment.length, damped, correction if rows else None)
             reused.extend(_stretches(index, segment.length, again[index], cuts))
             counts["recomputed"] += len(rows)
             counts["stitched"] += segment.length - len(rows)
@@ -176,7 +179,7 @@ def plan(
         tuple(reused),
         **counts,
         again={index: rows for index, rows in again.items() if rows},
-        correction=policy.correction,
+        correction=correction,
         selected=selected,
     )
 
@@ -185,13 +188,12 @@ _Cut = tuple[int, int, float, Alpha | None]
 """Rows [low, high) of a segment with their bias and alpha."""
 
 
-def _cuts(segment: Segment, policy: Policy, first_chunk: bool, corrected: bool) -> list[_Cut]:
-    """Cut a segment where its treatment changes. The first chunk is not damped: its sinks are the prompt's."""
-    length, damping = segment.length, policy.damping
+def _cuts(length: int, damping: Damping | None, correction: Correction | None) -> list[_Cut]:
+    """Cut a segment where its treatment changes."""
     pieces: Sequence[tuple[int, int, Alpha | None]] = [(0, length, None)]
-    if corrected and policy.correction:
-        pieces = policy.correction.pieces(length)
-    if damping is None or first_chunk or segment.unit.kind != "chunk":
+    if correction is not None:
+        pieces = correction.pieces(length)
+    if damping is None:
         return [(low, high, 0.0, alpha) for low, high, alpha in pieces]
     cut = min(damping.tokens, length)
     parts = [(low, min(high, cut), -damping.amount, alpha) for low, high, alpha in pieces]

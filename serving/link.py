@@ -234,14 +234,12 @@ def _spans(part: Reused, start: int, runs: tuple[Run, ...], change: int) -> list
     """Spans over rows [part.low, part.high) of a segment that starts at `start`, its holes left out."""
     out = []
     local = 0
-    every = torch.tensor(part.holes, dtype=torch.int64) if part.holes else None
     for run in runs:
         low, high = max(part.low, local), min(part.high, local + run.length)
         if low < high:
             row = run.start + low - local
-            holes = None if every is None else every[(every >= low) & (every < high)] - low
-            if holes is not None and not len(holes):
-                holes = None
+            inside = part.holes[bisect_left(part.holes, low) : bisect_left(part.holes, high)]
+            holes = torch.tensor([hole - low for hole in inside]) if inside else None
             span = ops.Span(row, high - low, start, start + low, part.bias, None, change, holes)
             out.append(span)
         local += run.length
