@@ -220,11 +220,11 @@ class Selector(Policy):
         return (self,)
 
 
-MIDDLE = Depth(1 / 3, 2 / 3)
-"""The middle third of the layers: it ranks tokens as well as all of them, the last third clearly worse."""
+EARLY = Depth(0.2, 0.4)
+"""Layers that a selection pass looks at: they rank tokens no worse than later ones or all, and the pass ends there."""
 
 
-QUESTION_TOKENS = 32
+QUESTION_TOKENS = 16
 """Of a longer question the last ones are looked at: a selection pass is charged, and must stay small."""
 
 
@@ -240,7 +240,7 @@ class Focus(Selector):
     share: float = 0.05
     anchors: int = 4
     tokens: int = QUESTION_TOKENS
-    layers: Depth = MIDDLE
+    layers: Depth = EARLY
     heads: Heads = "max"
 
     @property
@@ -263,7 +263,7 @@ class Reconnect(Selector):
 
     tokens: int = 8
     edge: int = 4
-    layers: Depth = MIDDLE
+    layers: Depth = EARLY
     heads: Heads = "max"
 
     @property

@@ -171,7 +171,7 @@ def test_choosing_nothing_costs_nothing(llama):
 def test_the_cost_is_that_of_the_layers_entered(llama):
     """Three layers: the question in the second alone costs two thirds; the context in the first, too."""
     with llama.stitched(ASKED, parse_policy("focus(10%,0)"), mode="isolated") as stitched:
-        question = min(32, stitched.layout.segments[-1].length)
+        question = min(16, stitched.layout.segments[-1].length)
         assert stitched.plan.selected == pytest.approx(question * 2 / 3)
     with llama.stitched(ASKED, parse_policy("deviation(10%)"), mode="isolated") as stitched:
         system = stitched.layout.segments[0].length
