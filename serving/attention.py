@@ -90,6 +90,8 @@ class Correction:
     rows: Tensor  # (n_rows,) pool rows that take the sums
     depth: tuple[float, ...]
     """What the weights are multiplied by in each layer."""
+    shrink: bool = False
+    """Whether a mean is shrunk by what of it is noise."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,6 +172,23 @@ class FlatBatch:
         fresh = ops.turn(keys[:, c.probes].to(self.dtype), cos, sin, rotary)  # (G, n, D)
         old = ops.turn(pool_keys[:, c.cached].to(self.dtype), cached_cos, cached_sin, rotary)
         weights = c.weights.to(self.dtype) * depth
-        pool_keys[:, c.rows] = (weights[0] @ (fresh - old)).to(pool_keys.dtype)
+        pool_keys[:, c.rows] = _mean(weights[0], fresh - old, c.shrink).to(pool_keys.dtype)
         moved = (values[:, c.probes] - pool_values[:, c.cached]).to(self.dtype)
-        pool_values[:, c.rows] = (weights[1] @ moved).to(pool_values.dtype)
+        pool_values[:, c.rows] = _mean(weights[1], moved, c.shrink).to(pool_values.dtype)
+
+
+def _mean(weights: Tensor, changes: Tensor, shrink: bool) -> Tensor:
+    """Weighted sums (G, n_rows, D) of changes (G, n_probes, D), by weights (n_rows, n_probes), alike in a row.
+
+    Shrunk, a mean m of n changes is multiplied by `1 - var(m) / m^2`, over all groups and entries: with James
+    and Stein, the share of it that the changes have in common. A mean of one change cannot be judged and is kept.
+    """
+    sums = weights @ changes
+    if not shrink:
+        return sums
+    n = (weights != 0).sum(1)
+    alike = (weights != 0).to(changes.dtype) / n.clamp_min(1)[:, None]
+    mean = alike @ changes
+    spread = (alike @ changes.square() - mean.square()).sum((0, 2)) / (n - 1).clamp_min(1)
+    share = 1 - spread / mean.square().sum((0, 2)).clamp_min(1e-30)
+    return sums * share.clamp(0, 1)[None, :, None]

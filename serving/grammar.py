@@ -70,6 +70,10 @@ def _alpha(text: str) -> float:
     return value
 
 
+def _alpha_or_auto(text: str) -> float | str:
+    return text if text == "auto" else _alpha(text)
+
+
 def _factors(text: str) -> tuple[float, ...]:
     return tuple(_alpha(part) for part in text.split("/"))
 
@@ -122,7 +126,7 @@ _FORMS: dict[str, _Form] = {
     "reconnect": _Form(Reconnect, (("tokens", _count),), (("edge", _count), *_LOOK)),
     "deviation": _Form(Deviation, (("share", _share),)),
     "damp": _Form(Damp, (("tokens", _count), ("amount", _number))),
-    "correct": _Form(Correct, (("alpha", _alpha),), _SHAPE),
+    "correct": _Form(Correct, (("alpha", _alpha_or_auto),), _SHAPE),
 }
 """In the order in which a policy's name lists them, so that a policy has one name."""
 

@@ -151,7 +151,8 @@ class Linked:
         depth = [
             correction.factor(layer, n_layers) if correction else 1.0 for layer in range(n_layers)
         ]
-        return _correction(fixes, offset, self.model.device, tuple(depth))
+        shrink = correction is not None and correction.shrink
+        return _correction(fixes, offset, self.model.device, tuple(depth), shrink)
 
     def _computed(self, end: int) -> list[ops.Span]:
         """Spans over the private tokens computed so far."""
@@ -305,7 +306,11 @@ def _rows_at(runs: Sequence[Run], local: Sequence[int]) -> Iterator[int]:
 
 
 def _correction(
-    fixes: Sequence[Fix], offset: int, device: torch.device, depth: tuple[float, ...]
+    fixes: Sequence[Fix],
+    offset: int,
+    device: torch.device,
+    depth: tuple[float, ...],
+    shrink: bool,
 ) -> Correction:
     """The corrections of several chunks as one: their weights stand in one matrix for keys, one for values."""
     n_probes = sum(len(fix.probes) for fix in fixes)
@@ -328,4 +333,5 @@ def _correction(
         weights.to(device),
         table("rows"),
         depth,
+        shrink,
     )

@@ -41,12 +41,14 @@ class Correction:
 
     `alpha` holds at the chunk's beginning. From its token `FADE_FROM` on it falls as `(n / FADE_FROM) ** -fade`,
     in steps that end at powers of two; no fade is one alpha for the whole chunk. `depth` multiplies it layer by
-    layer: one factor for each equal part of the layers, none for all alike.
+    layer: one factor for each equal part of the layers, none for all alike. With `shrink` the mean change is
+    first shrunk by what of it is noise: the less its probes agree in a layer, the less of it is added.
     """
 
     alpha: Alpha
     fade: Alpha = NO_FADE
     depth: tuple[float, ...] = ()
+    shrink: bool = False
 
     FADE_FROM = 10
     FIRST_STEP = 16
@@ -358,10 +360,11 @@ class Correct(Wrapper):
     """`base`, with `alpha` times the mean change of a chunk's recomputed tokens added to its other tokens.
 
     `values` is the alpha of the values where it is not that of the keys; `fade` (one number, or one for the keys
-    and one for the values) lets it fall along the chunk, `depth` scales it by layer: see `Correction`.
+    and one for the values) lets it fall along the chunk, `depth` scales it by layer: see `Correction`. `auto`
+    for alpha is as much as the probes agree on, found layer by layer.
     """
 
-    alpha: float = 0.5
+    alpha: float | Literal["auto"] = 0.5
     base: Policy = LegoLink()
     values: float | None = None
     fade: tuple[float, ...] = ()
@@ -369,16 +372,19 @@ class Correct(Wrapper):
 
     @property
     def name(self) -> str:
+        alpha = self.alpha if self.alpha == "auto" else number_text(self.alpha)
         values = "" if self.values is None else f",values={number_text(self.values)}"
         fade = f",fade={_list_text(self.fade)}" if self.fade else ""
         depth = f",depth={_list_text(self.depth)}" if self.depth else ""
-        return f"{self.base.name}+correct({number_text(self.alpha)}{values}{fade}{depth})"
+        return f"{self.base.name}+correct({alpha}{values}{fade}{depth})"
 
     @property
     def correction(self) -> Correction | None:
-        alpha = Alpha(self.alpha, self.alpha if self.values is None else self.values)
+        keys = 1.0 if self.alpha == "auto" else self.alpha
+        alpha = Alpha(keys, keys if self.values is None else self.values)
         fade = Alpha(self.fade[0], self.fade[-1]) if self.fade else NO_FADE
-        return Correction(alpha, fade, self.depth) if any(alpha) else None
+        shrink = self.alpha == "auto"
+        return Correction(alpha, fade, self.depth, shrink) if any(alpha) else None
 
 
 def count_of(share: float, whole: int) -> int:

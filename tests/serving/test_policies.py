@@ -43,6 +43,7 @@ NAMES = [
     "deviation(15%)",
     "legolink-0+focus(10%,0)",
     "legolink(16)+spread(4,12)+focus(5%,4)+reconnect(2)+deviation(1%)",
+    "spread(4,12)+correct(auto)",
     "damp(4,15)+legolink(8)+focus(5%,4)+correct(1,values=0.75,fade=0.66/0.75,depth=1/0.5/0)",
 ]
 

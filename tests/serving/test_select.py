@@ -5,6 +5,7 @@ import hashlib
 import pytest
 import torch
 
+from epicrag.serving.attention import _mean
 from epicrag.serving.link import run
 from epicrag.serving.policies import Depth, Focus, Full, LegoLink, Naive, parse_policy
 from epicrag.serving.prompt import Piece, Prompt
@@ -227,7 +228,9 @@ def test_deviation_is_that_of_the_whole_prompts_second_layer(engine):
     assert (got - want).abs().max() < 1e-3 * want.max()
 
 
-@pytest.mark.parametrize("name", [*LOOKING, "spread(2,5)+correct(0.5,fade=0.7)"])
+@pytest.mark.parametrize(
+    "name", [*LOOKING, "spread(2,5)+correct(0.5,fade=0.7)", "spread(2,5)+correct(auto)"]
+)
 def test_a_link_in_pieces_is_the_link_at_once(llama, name):
     """Rows between a chunk's probes must not be computed before its change is known."""
     policy = parse_policy(name)
@@ -249,3 +252,19 @@ def test_the_same_prompt_is_chosen_from_alike(llama):
         with llama.stitched(ASKED, parse_policy("focus(10%,0)"), mode="isolated") as stitched:
             picks.append(stitched.plan.again)
     assert picks[0] == picks[1]
+
+
+def test_a_mean_is_shrunk_by_what_its_changes_do_not_share():
+    """Alike changes are kept, pure noise vanishes, and each chunk is judged alone."""
+    torch.manual_seed(0)
+    shared = torch.randn(2, 1, 64).expand(2, 8, 64)
+    noise = torch.randn(2, 8, 64)
+    changes = torch.cat((shared, noise, shared + noise), 1)
+    weights = torch.block_diag(*[torch.full((1, 8), 0.5 / 8)] * 3)
+    kept, gone, part = _mean(weights, changes, shrink=True).unbind(1)
+    assert kept.allclose(shared[:, 0] / 2, atol=1e-6)
+    assert gone.norm() < 0.3 * noise.mean(1).norm() / 2
+    want = shared.square().mean() / (shared.square().mean() + 1 / 8)
+    assert part.norm() / (shared + noise).mean(1).norm() * 2 == pytest.approx(float(want), abs=0.05)
+    one = _mean(torch.ones(1, 1), shared[:, :1], shrink=True)
+    assert one.allclose(shared[:, :1])
