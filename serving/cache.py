@@ -73,8 +73,9 @@ class ChunkCache:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of keys and values of one token, as stored."""
-        layers, groups, _, dim = self._pool.keys.shape
-        return 2 * layers * groups * dim * self._store_dtype.itemsize
+        widths = self._pool.keys.shape[-1] + self._pool.values.shape[-1]
+        layers, groups = self._pool.keys.shape[:2]
+        return layers * groups * widths * self._store_dtype.itemsize
 
     def acquire(self, recipe: Recipe) -> tuple[tuple[Run, ...], int]:
         """Pin a chunk in the pool. Returns its rows, and how many tokens had to be computed for it now."""
@@ -137,8 +138,9 @@ class ChunkCache:
                 _log.warning("damaged KV of a chunk: computing it again (%s)", found.detail)
             return None
         layers, groups, _, dim = self._pool.keys.shape
-        shape = (layers, groups, len(recipe.ids), dim)
-        if tuple(found.keys.shape) != shape or tuple(found.values.shape) != shape:
+        shape = (layers, groups, len(recipe.ids))
+        widths = (dim, self._pool.values.shape[-1])
+        if (found.keys.shape, found.values.shape) != tuple((*shape, width) for width in widths):
             _log.warning("KV entry %s has a foreign shape: computing it again", key[:12])
             self._store.delete(key)
             return None
