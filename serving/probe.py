@@ -1,0 +1,308 @@
+"""What each layer of a model does with positions, read off the model itself: its keys, values and masks.
+
+Nothing here knows an architecture's name. Three tiny forward passes are run in which every token attends to
+itself alone, so that what a layer is given depends on the token and, through the rotary embedding only, on its
+position. What is then not explained by a rotation with the model's own frequencies is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epicrag.kernels import ops
+from epicrag.serving.attention import RefusedModel
+
+NAME = "epicrag_probe"
+"""The probe's attention implementation in transformers, and the keyword it travels under."""
+
+_NOT_OURS = {
+    "s_aux": "its attention has learned sinks beside the keys (s_aux), which the engine does not have",
+    "position_bias": "its attention adds a bias by distance to the scores, not a rotation of the keys",
+}
+"""Keywords that modeling code hands its attention function, and why the engine cannot follow."""
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""transformers' mask rule: batch, head, query and key index to whether the query sees the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one layer gave to its attention function."""
+
+    heads: int
+    keys: Tensor  # (G, T, Dk)
+    values: Tensor  # (G, T, Dv)
+    softcap: float | None
+    rule: Rule | None
+    """None where the modeling code handed on no mask, or one it made by itself."""
+
+
+@dataclass(slots=True)
+class Probe:
+    """Records every layer's keys, values and mask rule, and lets each token attend to itself alone."""
+
+    layers: dict[int, Layer] = field(default_factory=dict)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rule: Any,
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        """query (H, T, Dk), key (G, T, Dk), value (G, T, Dv); returns each token's own value, (T, H, Dv)."""
+        for name, why in _NOT_OURS.items():
+            if kwargs.get(name) is not None:
+                raise RefusedModel(why)
+        self.layers[layer] = Layer(
+            query.shape[0],
+            key.detach().float().clone(),
+            value.detach().float().clone(),
+            kwargs.get("softcap"),
+            rule.see if isinstance(rule, _Rule) else None,
+        )
+        return value.repeat_interleave(query.shape[0] // key.shape[0], 0).transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Stands where a mask would: the modeling code hands it to its layers without looking inside."""
+
+    see: Rule
+
+    def __radd__(self, scores: object) -> object:
+        raise RefusedModel(
+            "its attention is arithmetic of its own, with the mask added by hand, and cannot be exchanged"
+        )
+
+
+def _hand_on_rule(*_: Any, mask_function: Rule, **__: Any) -> _Rule:
+    return _Rule(mask_function)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    epicrag_probe: Probe | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention signature: query (1, H, T, Dk), key (1, G, T, Dk), value (1, G, T, Dv)."""
+    if epicrag_probe is None:
+        raise RefusedModel("its modeling code does not pass keyword arguments to its attention")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    out = epicrag_probe.attend(layer, query[0], key[0], value[0], attention_mask, kwargs)
+    return out[None], None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All that was read off a model."""
+
+    layers: ops.Layers
+    heads: int
+    groups: int
+    head_dim: int
+    value_dim: int
+
+
+@torch.inference_mode()
+def look(module: Any, context_window: int) -> Seen:
+    """Read a causal model of transformers. RefusedModel where reuse cannot be right, saying why."""
+    _register()
+    _check_settings(module)
+    other = 11 if module.config.get_text_config().vocab_size > 11 else 0
+    # The far token first: frequencies that follow the longest position are back at rest afterwards.
+    far = _run(module, [5, 5, 5], [0, 7, context_window - 1])
+    near = _run(module, [5, 5, 5, other, 5], [0, 7, 301, 0, 0])
+    rules = _run(module, [5, 5], [0, 1])
+    for index, layer in enumerate(near):
+        _check_tokens(index, layer, far[index], _tolerance(module))
+    heads, groups, head_dim, value_dim = _shape(near)
+    frequencies = _frequencies(module)
+    windows: dict[int, int | None] = {}
+    kinds: list[ops.LayerKind] = []
+    of_layer: list[int] = []
+    known: dict[tuple[Any, ...], int] = {}
+    for index, layer in enumerate(near):
+        turn = _rotation(index, layer.keys, frequencies, _tolerance(module))
+        rule = rules[index].rule
+        if id(rule) not in windows:
+            windows[id(rule)] = _window(index, rule, context_window)
+        signature = (*turn, windows[id(rule)], layer.softcap)
+        if signature not in known:
+            known[signature] = len(kinds)
+            kinds.append(ops.LayerKind(_rotary(turn, frequencies), *signature[-2:]))
+        of_layer.append(known[signature])
+    return Seen(ops.Layers(tuple(kinds), tuple(of_layer)), heads, groups, head_dim, value_dim)
+
+
+@torch.inference_mode()
+def keys_alone(module: Any, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
+    """Every layer's keys of tokens that see nothing but themselves, (L, G, T, Dk) in float32."""
+    _register()
+    return torch.stack([layer.keys for layer in _run(module, ids, positions)])
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _hand_on_rule)
+
+
+def _check_settings(module: Any) -> None:
+    """Refuse what a short probe of text cannot show."""
+    config = module.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if part.get("mrope_section"):
+            raise RefusedModel("its positions have several axes (M-RoPE), not one")
+        if part.get("rope_type") == "dynamic":
+            raise RefusedModel("its rotary frequencies depend on the prompt's length (dynamic)")
+
+
+def _run(module: Any, ids: Sequence[int], positions: Sequence[int]) -> list[Layer]:
+    """One forward pass of tokens that see themselves alone. Returns what each layer gave, in order."""
+    config, probe = module.config, Probe()
+    device = next(module.parameters()).device
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        module(
+            input_ids=torch.tensor([list(ids)], device=device),
+            position_ids=torch.tensor([list(positions)], device=device),
+            use_cache=False,
+            **{NAME: probe},
+        )
+    except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError) as error:
+        raise RefusedModel(
+            f"its modeling code cannot be probed ({type(error).__name__}: {error})"
+        ) from error
+    finally:
+        config._attn_implementation = before
+    n_layers = config.get_text_config().num_hidden_layers
+    missing = sorted(set(range(n_layers)) - set(probe.layers))
+    if missing or len(probe.layers) > n_layers:
+        raise RefusedModel(_without_attention(missing, n_layers))
+    return [probe.layers[index] for index in range(n_layers)]
+
+
+def _without_attention(missing: Sequence[int], n_layers: int) -> str:
+    if len(missing) == n_layers:
+        return "none of its layers hands its keys to an attention function that can be exchanged"
+    named = ", ".join(map(str, missing[:4])) + (" …" if len(missing) > 4 else "")
+    return f"layers {named} have no attention over keys (recurrent or hybrid model)"
+
+
+def _check_tokens(index: int, near: Layer, far: Layer, tolerance: float) -> None:
+    """Refuse a layer whose keys or values depend on more than the token and a rotation by its position."""
+    keys, values = near.keys, near.values
+    if _differ(keys[:, 0], keys[:, 4], tolerance) or _differ(values[:, 0], values[:, 4], tolerance):
+        raise RefusedModel(
+            f"layer {index} carries state from token to token outside of attention (recurrent or hybrid model)"
+        )
+    if _differ(values[:, 0], values[:, 2], tolerance):
+        raise RefusedModel(
+            f"its positions are not rotary: the values of layer {index} depend on them"
+        )
+    if _differ(keys[:, 1], far.keys[:, 1], tolerance):
+        raise RefusedModel(f"the rotary frequencies of layer {index} depend on the prompt's length")
+
+
+def _shape(layers: Sequence[Layer]) -> tuple[int, int, int, int]:
+    """H, G, Dk and Dv, which must be the same in all layers: they share one pool."""
+    shapes = {(x.heads, x.keys.shape[0], x.keys.shape[-1], x.values.shape[-1]) for x in layers}
+    if len(shapes) > 1:
+        listed = ", ".join(f"{g} x {k}/{v}" for _, g, k, v in sorted(shapes))
+        raise RefusedModel(f"its layers have keys and values of different shapes ({listed})")
+    return shapes.pop()
+
+
+def _frequencies(module: Any) -> list[Tensor]:
+    """Every distinct set of rotary frequencies that the model holds, (dim / 2,) each."""
+    found: list[Tensor] = []
+    for name, buffer in module.named_buffers():
+        if name.endswith("inv_freq") and buffer.dim() == 1:
+            frequency = buffer.detach().float().clone()
+            if not any(frequency.shape == f.shape and frequency.equal(f) for f in found):
+                found.append(frequency)
+    return found
+
+
+Turn = tuple[int, bool, int]
+"""Index of the frequencies (-1: the layer does not turn its keys), interleaved, first entry turned."""
+
+
+def _rotary(turn: Turn, frequencies: Sequence[Tensor]) -> ops.Rotary:
+    index, interleaved, start = turn
+    if index < 0:
+        return ops.Rotary(torch.empty(0), 0)
+    return ops.Rotary(frequencies[index], 2 * frequencies[index].numel(), interleaved, start)
+
+
+def _rotation(layer: int, keys: Tensor, frequencies: Sequence[Tensor], tolerance: float) -> Turn:
+    """The rotation that carries a layer's key at position 0 to its keys at 7 and 301. keys: (G, T, D)."""
+    turns: list[Turn] = [(-1, False, 0)]
+    for index, frequency in enumerate(frequencies):
+        spare = keys.shape[-1] - 2 * frequency.numel()
+        if spare >= 0:
+            starts = (0, spare) if spare else (0,)
+            turns.extend((index, pairs, start) for pairs in (False, True) for start in starts)
+    errors = {turn: _error(keys, _rotary(turn, frequencies)) for turn in turns}
+    best = min(errors, key=lambda turn: errors[turn])
+    if not errors[best] <= tolerance:
+        raise RefusedModel(
+            f"no rotation by its own frequencies carries a key of layer {layer} from one position to another"
+            if frequencies
+            else "it has no rotary position embedding (inv_freq) to relocate keys with"
+        )
+    return best
+
+
+def _error(keys: Tensor, rotary: ops.Rotary) -> float:
+    """Largest distance from the turned key to the key computed there, over the largest entry."""
+    moved = [
+        ops.rotate(keys[:, 0], delta, rotary) if rotary.dim else keys[:, 0] for delta in (7, 301)
+    ]
+    worst = max(float((moved[i] - keys[:, i + 1]).abs().max()) for i in range(2))
+    return worst / max(float(keys.abs().max()), 1e-9)
+
+
+def _window(layer: int, rule: Rule | None, n_positions: int) -> int | None:
+    """How far back a layer sees, None for all the way, by asking its mask rule about queries and keys."""
+    if rule is None:
+        raise RefusedModel(f"layer {layer} makes a mask of its own (not causal, or with a bias)")
+    zero = torch.zeros((), dtype=torch.int64)
+
+    def seen(query: int) -> Tensor:
+        keys = torch.arange(n_positions)
+        return rule(zero, zero, torch.full_like(keys, query), keys).expand(n_positions)
+
+    width = int(seen(n_positions - 1).sum())
+    places = {0, 1, width - 1, width, width + 1, 2 * width + 1, n_positions // 2, n_positions - 2}
+    for query in sorted(place for place in places if 0 <= place < n_positions):
+        keys = torch.arange(n_positions)
+        if not seen(query).equal((keys <= query) & (keys > query - width)):
+            raise RefusedModel(
+                f"layer {layer} sees tokens by a rule that is neither causal nor a sliding window"
+            )
+    return width if width < n_positions else None
+
+
+def _differ(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    return float((one - other).abs().max()) > tolerance * max(float(one.abs().max()), 1e-9)
+
+
+def _tolerance(module: Any) -> float:
+    """Relative to the largest entry: angles of far positions are worked out in float32 by the model."""
+    return 1e-3 if next(module.parameters()).dtype in (torch.float32, torch.float64) else 5e-2
