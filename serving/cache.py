@@ -15,7 +15,7 @@ from epicrag.serving.compile import Recipe, compile_batch
 
 if TYPE_CHECKING:
     from epicrag.index.kvstore import KVStore
-    from epicrag.kernels.ops import Rotary
+    from epicrag.kernels.ops import Layers
     from epicrag.serving.model import ServedModel
     from epicrag.serving.pool import Pool, Run
 
@@ -45,7 +45,7 @@ class ChunkCache:
         self,
         model: ServedModel,
         pool: Pool,
-        rotary: Rotary,
+        layers: Layers,
         *,
         profile: str,
         system: tuple[int, ...],
@@ -55,7 +55,7 @@ class ChunkCache:
     ) -> None:
         self._model = model
         self._pool = pool
-        self._rotary = rotary
+        self._layers = layers
         self._system = system
         self._store = store
         self._store_dtype = store_dtype
@@ -161,7 +161,7 @@ class ChunkCache:
                 shared = (len(self._system), self.acquire(system)[0])
             try:
                 chosen = [recipes[i] for i in indices]
-                pairs = compile_batch(self._model, self._pool, self._rotary, chosen, shared)
+                pairs = compile_batch(self._model, self._pool, self._layers, chosen, shared)
             finally:
                 if opens:
                     self.release(system)

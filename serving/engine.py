@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from epicrag import errors, types
+from epicrag.kernels import ops
 from epicrag.serving.attention import RefusedModel
 from epicrag.serving.cache import ChunkCache
 from epicrag.serving.compile import Frame, Recipe, check_mode
@@ -91,22 +92,22 @@ class Engine:
         """Read the model's geometry and rotation, and make pool and caches. RefusedModel if it cannot be."""
         model = self.model
         geometry = model.geometry()
-        self.rotary = model.rotary()
+        self.layers = model.kinds()
         self.pool = Pool(
             layers=geometry.layers,
             groups=geometry.groups,
             head_dim=geometry.head_dim,
+            value_dim=geometry.value_dim,
             budget_bytes=budget,
             dtype=model.dtype,
             device=model.device,
         )
-        frequencies = hashlib.sha256(self.rotary.inv_freq.cpu().numpy().tobytes()).hexdigest()
         parts = {
             "model": model.fingerprint,
             "tokenizer": self.tokenizer.fingerprint,
             "dtype": str(model.dtype),
             "kv_dtype": str(kv_dtype),
-            "rope": f"{self.rotary.dim}:{self.rotary.interleaved}:{frequencies}",
+            "rope": _rope_text(self.layers),
             "layout": str(LAYOUT_VERSION),
             "namespace": namespace,
         }
@@ -116,7 +117,7 @@ class Engine:
         self.cache = ChunkCache(
             model,
             self.pool,
-            self.rotary,
+            self.layers,
             profile=profile,
             system=self.frame.system,
             store=store,
@@ -407,3 +408,15 @@ class Engine:
 def _store_dtype(dtype: torch.dtype) -> torch.dtype:
     """Sixteen bits on disk: the mantissa of float16 for float32 models, the model's own otherwise."""
     return torch.float16 if dtype in (torch.float32, torch.float64) else dtype
+
+
+def _rope_text(layers: ops.Layers) -> str:
+    """How every layer turns its keys, as text: part of what a KV entry depends on."""
+    kinds = []
+    for kind in layers.kinds:
+        rotary = kind.rotary
+        frequencies = hashlib.sha256(rotary.inv_freq.cpu().numpy().tobytes()).hexdigest()
+        kinds.append(f"{rotary.start}:{rotary.dim}:{rotary.interleaved}:{frequencies}")
+    if len(kinds) == 1:
+        return kinds[0]
+    return "/".join(kinds) + ":" + ",".join(map(str, layers.of_layer))

@@ -118,15 +118,21 @@ class ServedModel:
     def forward(
         self, ids: Sequence[int], positions: Tensor, batch: attention.Batch, rows: Sequence[int]
     ) -> Tensor:
-        """Run the flat batch once. ids, positions: (T,); returns the logits of `rows`, (len(rows), V)."""
+        """Run the flat batch once. ids, positions: (T,); returns the logits of `rows`, (len(rows), V).
+
+        Empty where the batch had enough before the last layer.
+        """
         with self._attention(attention.NAME):
-            out = self.module(
-                input_ids=torch.tensor([list(ids)], device=self.device),
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=torch.tensor(list(rows), device=self.device),
-                **{attention.NAME: batch},
-            )
+            try:
+                out = self.module(
+                    input_ids=torch.tensor([list(ids)], device=self.device),
+                    position_ids=positions[None],
+                    use_cache=False,
+                    logits_to_keep=torch.tensor(list(rows), device=self.device),
+                    **{attention.NAME: batch},
+                )
+            except attention.Enough:
+                return torch.empty(0, device=self.device)
         logits: Tensor = out.logits[0]
         return logits
 

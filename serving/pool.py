@@ -40,7 +40,7 @@ class Resident:
 
 
 class Pool:
-    """Keys and values, each (L, G, R, D), and the free list of their pages.
+    """Keys (L, G, R, Dk) and values (L, G, R, Dv), and the free list of their pages.
 
     Raises DeviceError when a request needs more pages than can be freed: nothing else is touched then.
     """
@@ -51,12 +51,14 @@ class Pool:
         layers: int,
         groups: int,
         head_dim: int,
+        value_dim: int | None = None,
         budget_bytes: int,
         dtype: torch.dtype,
         device: torch.device,
         page_size: int = 16,
     ) -> None:
-        row_bytes = 2 * layers * groups * head_dim * dtype.itemsize
+        value_dim = value_dim or head_dim
+        row_bytes = layers * groups * (head_dim + value_dim) * dtype.itemsize
         pages = budget_bytes // (row_bytes * page_size)
         if pages < 1:
             raise DeviceError(
@@ -68,9 +70,9 @@ class Pool:
         self.row_bytes = row_bytes
         self.n_pages = pages
         # Zeros would touch every page now; an empty tensor costs memory only as it is used.
-        shape = (layers, groups, pages * page_size, head_dim)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
+        shape = (layers, groups, pages * page_size)
+        self.keys = torch.empty((*shape, head_dim), dtype=dtype, device=device)
+        self.values = torch.empty((*shape, value_dim), dtype=dtype, device=device)
         self._free: list[Run] = [Run(0, pages)]  # in pages, sorted by start, never adjacent
         self._residents: OrderedDict[str, Resident] = OrderedDict()
 

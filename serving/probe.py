@@ -121,9 +121,11 @@ def look(module: Any, context_window: int) -> Seen:
     _register()
     _check_settings(module)
     other = 11 if module.config.get_text_config().vocab_size > 11 else 0
-    # The far token first: frequencies that follow the longest position are back at rest afterwards.
-    far = _run(module, [5, 5, 5], [0, 7, context_window - 1])
-    near = _run(module, [5, 5, 5, other, 5], [0, 7, 301, 0, 0])
+    ids = [5, 5, 5, other, 5]
+    # The far token first: frequencies that follow the longest position are back at rest afterwards. Same ids
+    # and shapes: in 16 bits, a rounding that differs would send a token to another expert.
+    far = _run(module, ids, [0, 7, context_window - 1, 0, 0])
+    near = _run(module, ids, [0, 7, 301, 0, 0])
     rules = _run(module, [5, 5], [0, 1])
     for index, layer in enumerate(near):
         _check_tokens(index, layer, far[index], _tolerance(module))

@@ -61,12 +61,12 @@ class Stitched:
             self.plan = plan_prefix(self.layout, self._prefix.length)
         self.select_ms += watch.lap()
         self._linked = stitch(
-            engine.model, engine.pool, engine.rotary, self.layout, self.plan, resident, n_new
+            engine.model, engine.pool, engine.layers, self.layout, self.plan, resident, n_new
         )
         if self._prefix.length:
             place = 0
             for run in self._prefix.runs:
-                self._linked.shared.append(ops.Span(run.start, run.start, run.length, 0, place))
+                self._linked.shared.append(ops.Span(run.start, run.length, 0, place))
                 place += run.length
         self.stitch_ms = watch.lap()
 

@@ -59,7 +59,7 @@ LONGROPE = {
 }
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}
 
-WINDOW = 24
+WINDOW = 32
 """Of the tiny models with sliding layers: a few dozen tokens cross it several times."""
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}

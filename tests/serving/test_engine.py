@@ -301,9 +301,7 @@ def test_a_kernel_that_is_wrong_is_caught_at_load(checkpoint, tmp_path, monkeypa
     from epicrag.kernels import ops
 
     right = ops.segment_attention
-    monkeypatch.setattr(
-        ops, "segment_attention", lambda q, k, v, p, s, sh=None: right(q, k, v, p, s * 1.2, sh)
-    )
+    monkeypatch.setattr(ops, "segment_attention", lambda q, k, v, p, s: right(q, k, v, p, s * 1.2))
     engine = load(checkpoint, tmp_path)
     assert "differs from transformers" in (engine.refusal or "")
 

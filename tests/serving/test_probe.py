@@ -10,7 +10,7 @@ from epicrag.serving import probe
 from epicrag.serving.attention import RefusedModel
 from epicrag.serving.model import ServedModel
 
-WINDOW = 24
+WINDOW = 32
 FULL = (None, None)
 
 EXPECTED = {
