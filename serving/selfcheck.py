@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 """Largest difference of logits, in units of their standard deviation."""
 
+_ROWS = 8
+"""Tokens at the end of the probe whose logits are compared."""
+
 
 def check(engine: Engine) -> None:
     """Raise RefusedModel unless full prefill, identity reuse and relocation are right for this model."""
@@ -37,7 +40,8 @@ def check(engine: Engine) -> None:
     ids = [(17 + 31 * i) % vocabulary for i in range(3 * part)]
     layout = _layout(ids, (part, 2 * part))
     try:
-        want = engine.model.plain_logits(ids, [len(ids) - 1])[0].float()
+        rows = range(len(ids) - _ROWS, len(ids))
+        want = engine.model.plain_logits(ids, rows).float()
         _agree(_logits(engine, layout, Full()), want, engine, "full prefill")
         # Everything recomputed over stitched pages: pages, masks and merging.
         _agree(_logits(engine, layout, LegoLink(len(ids))), want, engine, "recomputed chunks")
@@ -57,7 +61,7 @@ def _layout(ids: list[int], cuts: tuple[int, int]) -> Layout:
 
 
 def _logits(engine: Engine, layout: Layout, policy: Policy) -> Tensor:
-    """Logits of the last token under a policy, the chunk compiled behind what it stands behind."""
+    """Logits of the last tokens under a policy, (_ROWS, V), the chunk compiled behind what it stands behind."""
     reused = {0: True, 1: False} if policy.reuse == "chunks" else {}
     recipes = {i: Recipe(layout.segments[i].unit.ids) for i in reused}
     resident = {}
@@ -69,7 +73,7 @@ def _logits(engine: Engine, layout: Layout, policy: Policy) -> Tensor:
         cost = plan(layout, policy, reused)
         linked = stitch(engine.model, engine.pool, engine.layers, layout, cost, resident, 1)
         try:
-            return linked.link()[0].float()
+            return linked.link(_ROWS).float()
         finally:
             linked.close()
     finally:
@@ -91,7 +95,11 @@ def _check_relocation(engine: Engine, ids: Sequence[int]) -> None:
 
 
 def _agree(got: Tensor, want: Tensor, engine: Engine, what: str) -> None:
-    error = float((got - want).abs().max() / want.std().clamp_min(1e-6))
+    """Compare logits (_ROWS, V). In 16 bits the middle row counts: rounding may send a token of a mixture of
+    experts elsewhere, which moves single rows; what is wrong with masks or rotations moves all of them."""
+    errors = (got - want).abs().amax(-1) / want.std(-1).clamp_min(1e-6)  # (_ROWS,)
+    wide = engine.model.dtype in (torch.float32, torch.float64)
+    error = float(errors.max() if wide else errors.median())
     if not error <= _TOLERANCE[engine.model.dtype]:
         raise RefusedModel(
             f"{what} in the engine differs from transformers by {error:.2g} standard deviations"

@@ -249,6 +249,12 @@ def tokenizer_maker() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
+def families() -> dict[str, tuple[str, ...]]:
+    """Names of the tiny checkpoints: `accepted` for reuse, and `refused`."""
+    return {"accepted": tuple(ACCEPTED), "refused": tuple(REFUSED)}
+
+
+@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A function from a family's name to the folder of its tiny checkpoint."""
     made: dict[str, Path] = {}
