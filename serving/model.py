@@ -137,13 +137,17 @@ class ServedModel:
         return logits
 
     @torch.inference_mode()
-    def plain_logits(self, ids: Sequence[int], rows: Sequence[int]) -> Tensor:
-        """Logits by transformers' own attention, nothing of ours: the reference of the self-check."""
-        out = self.module(
-            input_ids=torch.tensor([list(ids)], device=self.device),
-            use_cache=False,
-            logits_to_keep=torch.tensor(list(rows), device=self.device),
-        )
+    def plain_logits(self, ids: Sequence[int], rows: Sequence[int], own: str = "") -> Tensor:
+        """Logits by transformers' own attention, nothing of ours: the reference of the self-check.
+
+        `own`: which of transformers' attentions, where it is not to be the one the model was loaded with.
+        """
+        with self._attention(own or self.config._attn_implementation):
+            out = self.module(
+                input_ids=torch.tensor([list(ids)], device=self.device),
+                use_cache=False,
+                logits_to_keep=torch.tensor(list(rows), device=self.device),
+            )
         logits: Tensor = out.logits[0]
         return logits
 
