@@ -67,7 +67,7 @@ class Frame:
     system: tuple[int, ...]
     """The neutral system unit, as it opens a prompt."""
     labels: tuple[tuple[int, ...], tuple[int, ...]]
-    """The labels before a prompt's first and second chunk."""
+    """The numbers before a prompt's first and second chunk."""
     sinks: tuple[int, ...]
 
     @classmethod
@@ -82,7 +82,7 @@ class Frame:
     def recipe(
         self, ids: tuple[int, ...], mode: str, before: tuple[int, ...] | None = None
     ) -> Recipe:
-        """The recipe of a chunk in a mode; `before`: ids of the passage before it, for `neighbour`."""
+        """The recipe of a chunk in a mode; `before`: chunk ids of the passage before it, for `neighbour`."""
         if mode == "isolated":
             return Recipe(ids)
         if mode == "sink":

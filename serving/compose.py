@@ -14,7 +14,11 @@ from epicrag.serving.prompt import Unit
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One use of a unit in one prompt: positions [start, start + length)."""
+    """One use of a unit in one prompt: positions [start, start + length).
+
+    Of a chunk that is not the prompt's last, `unit.ids` end with its tail; of the last, `unit.tail` is cached and
+    not read.
+    """
 
     unit: Unit
     start: int
@@ -57,16 +61,20 @@ def compose(units: Sequence[Unit], window: int) -> Layout:
     """
     last = max((unit.piece for unit in units), default=-1)
     keep = last
-    sizes = sum(len(unit.ids) for unit in units)
-    while sizes > window and keep >= 0:
-        sizes -= sum(len(unit.ids) for unit in units if unit.piece == keep)
+    sizes = sum(len(unit.ids) + len(unit.tail) for unit in units)
+    tails = {unit.piece: len(unit.tail) for unit in units if unit.tail}
+    while keep >= 0 and sizes - tails.get(keep, 0) > window:
+        sizes -= sum(len(unit.ids) + len(unit.tail) for unit in units if unit.piece == keep)
         keep -= 1
     segments = []
     start = 0
     for unit in units:
-        if unit.piece <= keep:
-            segments.append(Segment(unit, start))
-            start += len(unit.ids)
+        if unit.piece > keep:
+            continue
+        if unit.tail and unit.piece < keep:
+            unit = replace(unit, ids=unit.ids + unit.tail, tail=())
+        segments.append(Segment(unit, start))
+        start += len(unit.ids)
     return Layout(tuple(segments), last - keep)
 
 

@@ -206,8 +206,9 @@ class Engine:
     ) -> Recipe:
         """The recipe of a chunk in a mode; `ids` where its text is tokenised already."""
         mode = mode or self.compile_mode
-        before = self.tokenizer.ids(piece.before) if piece.before and mode == "neighbour" else None
-        return self.frame.recipe(ids or self.tokenizer.ids(piece.text), mode, before)
+        chunk_ids = self.chat.chunk_ids
+        before = chunk_ids(piece.before) if piece.before and mode == "neighbour" else None
+        return self.frame.recipe(ids or chunk_ids(piece.text), mode, before)
 
     def key_of(self, piece: Piece, mode: str | None = None) -> str:
         """KV key of a chunk in the engine's compile mode, or in another."""
@@ -252,7 +253,7 @@ class Engine:
         for index, segment in enumerate(layout.segments):
             if segment.unit.kind == "chunk":
                 piece = prompt.pieces[segment.unit.piece]
-                out[index] = self.recipe_of(piece, mode, segment.unit.ids)
+                out[index] = self.recipe_of(piece, mode, segment.unit.ids + segment.unit.tail)
             elif segment.cacheable:
                 out[index] = Recipe(segment.unit.ids)
         return out
