@@ -15,9 +15,10 @@ import argparse
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from epicrag.serving.engine import Engine
@@ -69,9 +70,15 @@ def table(engine_of: Callable[[str], Engine]) -> str:
             continue
         for engine in engines:
             accept(engine)
-        notes = dict.fromkeys(note for engine in engines for note in described(engine))
-        lines.append(f"| {title} | yes | {'; '.join(notes)} |")
+        lines.append(f"| {title} | yes | {_joined([described(engine) for engine in engines])} |")
     return "\n".join(lines) + "\n"
+
+
+def _joined(notes: Sequence[list[str]]) -> str:
+    """What all checkpoints of a family do, then what only some of them do."""
+    every = [note for note in notes[0] if all(note in other for other in notes)]
+    some = [note for note in dict.fromkeys(chain(*notes)) if note not in every]
+    return "; ".join(every) + (f"; also {', '.join(some)}" if some else "")
 
 
 def accept(engine: Engine) -> None:
@@ -96,29 +103,25 @@ def described(engine: Engine) -> list[str]:
     """What the layers of a model do that Llama's do not, in words; nothing that was not read off the model."""
     geometry, layers = engine.model.geometry(), engine.model.kinds()
     of_layer = [layers.kinds[index] for index in layers.of_layer]
-    notes = [_rotary(kind.rotary, geometry.head_dim) for kind in layers.kinds if kind.rotary.dim]
+    turning = [kind.rotary for kind in layers.kinds if kind.rotary.dim]
+    notes = ["interleaved RoPE" if turning[0].interleaved else "half-split RoPE"]
+    if turning[0].dim < geometry.head_dim:
+        notes.append(f"on the {'last' if turning[0].start else 'first'} part of each head")
     rope = getattr(engine.model.config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") != "default":
         notes.append(f"{rope['rope_type']} scaling")
-    if len({tuple(kind.rotary.inv_freq.tolist()) for kind in layers.kinds if kind.rotary.dim}) > 1:
-        notes.append("frequencies by kind of layer")
+    if len({tuple(rotary.inv_freq.tolist()) for rotary in turning}) > 1:
+        notes.append("two sets of frequencies")
     if not all(kind.rotary.dim for kind in of_layer):
         notes.append("some layers without positions")
     if any(kind.window for kind in of_layer):
         every = all(kind.window for kind in of_layer)
-        notes.append("all layers slide" if every else "some layers slide")
+        notes.append(f"sliding window in {'all' if every else 'some'} layers")
     if any(kind.softcap for kind in of_layer):
-        notes.append("scores capped")
+        notes.append("soft-capped scores")
     if geometry.value_dim != geometry.head_dim:
-        notes.append("latent attention, cached as the expanded keys and values: right, but large")
+        notes.append("latent attention, cached expanded: exact, but as large as without it")
     return notes
-
-
-def _rotary(rotary: Any, head_dim: int) -> str:
-    pairs = "interleaved" if rotary.interleaved else "half-split"
-    if rotary.dim == head_dim:
-        return f"{pairs} RoPE"
-    return f"{pairs} RoPE on the {'last' if rotary.start else 'first'} part of a head"
 
 
 def replaced(readme: str, new: str) -> str:

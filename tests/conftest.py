@@ -122,7 +122,17 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen2-moe": ("Qwen2MoeConfig", {**_EXPERTS, "shared_expert_intermediate_size": 32}),
+    # Its window is in its masks, and not among what it tells its attention function.
+    "qwen2-moe": (
+        "Qwen2MoeConfig",
+        {
+            **_EXPERTS,
+            "shared_expert_intermediate_size": 32,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 1,
+        },
+    ),
     "qwen3-moe": ("Qwen3MoeConfig", {**_EXPERTS, "head_dim": 16}),
     "deepseek-v2": ("DeepseekV2Config", _LATENT),
     "deepseek-v3": ("DeepseekV3Config", {**_LATENT, "n_group": 2, "topk_group": 1}),
