@@ -130,7 +130,7 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 32,
             "use_sliding_window": True,
             "sliding_window": WINDOW,
-            "max_window_layers": 1,
+            "max_window_layers": 3,
         },
     ),
     "qwen3-moe": ("Qwen3MoeConfig", {**_EXPERTS, "head_dim": 16}),

@@ -19,7 +19,7 @@ EXPECTED = {
     "llama-yarn": ((0, 0, 0), [(12, False, 0, *FULL)]),
     "mistral-sliding": ((0, 0, 0), [(12, False, 0, WINDOW, None)]),
     "qwen2-sliding": ((0, 1, 1), [(12, False, 0, *FULL), (12, False, 0, WINDOW, None)]),
-    "qwen2-moe": ((0, 1, 1), [(12, False, 0, *FULL), (12, False, 0, WINDOW, None)]),
+    "qwen2-moe": ((0, 1, 0), [(12, False, 0, WINDOW, None), (12, False, 0, *FULL)]),
     "smollm3": ((0, 1, 0), [(12, False, 0, *FULL), (0, False, 0, *FULL)]),
     "phi3": ((0, 0, 0), [(6, False, 0, *FULL)]),
     "glm": ((0, 0, 0), [(8, True, 0, *FULL)]),
