@@ -1,6 +1,6 @@
 """What each layer of a model does with positions, read off the model itself: its keys, values and masks.
 
-Nothing here knows an architecture's name. Three tiny forward passes are run in which every token attends to
+Nothing here knows an architecture's name. Two tiny forward passes are run in which every token attends to
 itself alone, so that what a layer is given depends on the token and, through the rotary embedding only, on its
 position. What is then not explained by a rotation with the model's own frequencies is refused, with the reason.
 """
@@ -35,8 +35,8 @@ class Layer:
     """What one layer gave to its attention function."""
 
     heads: int
-    keys: Tensor  # (G, T, Dk)
-    values: Tensor  # (G, T, Dv)
+    keys: Tensor  # (B, G, T, Dk)
+    values: Tensor  # (B, G, T, Dv)
     softcap: float | None
     rule: Rule | None
     """None where the modeling code handed on no mask, or one it made by itself."""
@@ -46,6 +46,7 @@ class Layer:
 class Probe:
     """Records every layer's keys, values and mask rule, and lets each token attend to itself alone."""
 
+    n_layers: int
     layers: dict[int, Layer] = field(default_factory=dict)
 
     def attend(
@@ -57,18 +58,27 @@ class Probe:
         rule: Any,
         kwargs: dict[str, Any],
     ) -> Tensor:
-        """query (H, T, Dk), key (G, T, Dk), value (G, T, Dv); returns each token's own value, (T, H, Dv)."""
+        """query (B, H, T, Dk), key (B, G, T, Dk), value (B, G, T, Dv).
+
+        Returns each token's own value, (B, T, H, Dv). Raises _Done after the last layer.
+        """
         for name, why in _NOT_OURS.items():
             if kwargs.get(name) is not None:
                 raise RefusedModel(why)
         self.layers[layer] = Layer(
-            query.shape[0],
+            query.shape[1],
             key.detach().float().clone(),
             value.detach().float().clone(),
             kwargs.get("softcap"),
             rule.see if isinstance(rule, _Rule) else None,
         )
-        return value.repeat_interleave(query.shape[0] // key.shape[0], 0).transpose(0, 1)
+        if len(self.layers) == self.n_layers:
+            raise _Done
+        return value.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(1, 2)
+
+
+class _Done(Exception):
+    """All layers have been seen: what comes after the last attention is not computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +106,11 @@ def _attention(
     epicrag_probe: Probe | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature: query (1, H, T, Dk), key (1, G, T, Dk), value (1, G, T, Dv)."""
+    """transformers' attention signature: query (B, H, T, Dk), key (B, G, T, Dk), value (B, G, T, Dv)."""
     if epicrag_probe is None:
         raise RefusedModel("its modeling code does not pass keyword arguments to its attention")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    out = epicrag_probe.attend(layer, query[0], key[0], value[0], attention_mask, kwargs)
-    return out[None], None
+    return epicrag_probe.attend(layer, query, key, value, attention_mask, kwargs), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +130,13 @@ def look(module: Any, context_window: int) -> Seen:
     _register()
     _check_settings(module)
     other = 11 if module.config.get_text_config().vocab_size > 11 else 0
-    ids = [5, 5, 5, other, 5]
-    # The far token first: frequencies that follow the longest position are back at rest afterwards. Same ids
+    # Neighbouring positions in each row: transformers takes others for packed sequences, with masks of their own.
+    ids = [[5, 5], [5, 5], [5, 5], [other, 5]]
+    end = context_window - 1
+    # The far row first: frequencies that follow the longest position are back at rest afterwards. Same ids
     # and shapes: in 16 bits, a rounding that differs would send a token to another expert.
-    far = _run(module, ids, [0, 7, context_window - 1, 0, 0])
-    near = _run(module, ids, [0, 7, 301, 0, 0])
-    rules = _run(module, [5, 5], [0, 1])
+    far = _run(module, ids, [[0, 1], [7, 8], [end - 1, end], [0, 1]])
+    near = _run(module, ids, [[0, 1], [7, 8], [301, 302], [0, 1]])
     for index, layer in enumerate(near):
         _check_tokens(index, layer, far[index], _tolerance(module))
     heads, groups, head_dim, value_dim = _shape(near)
@@ -136,11 +146,10 @@ def look(module: Any, context_window: int) -> Seen:
     of_layer: list[int] = []
     known: dict[tuple[Any, ...], int] = {}
     for index, layer in enumerate(near):
-        turn = _rotation(index, layer.keys, frequencies, _tolerance(module))
-        rule = rules[index].rule
-        if id(rule) not in windows:
-            windows[id(rule)] = _window(index, rule, context_window)
-        signature = (*turn, windows[id(rule)], layer.softcap)
+        turn = _rotation(index, layer.keys[:3, :, 0], frequencies, _tolerance(module))
+        if id(layer.rule) not in windows:
+            windows[id(layer.rule)] = _window(index, layer.rule, context_window)
+        signature = (*turn, windows[id(layer.rule)], layer.softcap)
         if signature not in known:
             known[signature] = len(kinds)
             kinds.append(ops.LayerKind(_rotary(turn, frequencies), *signature[-2:]))
@@ -152,7 +161,7 @@ def look(module: Any, context_window: int) -> Seen:
 def keys_alone(module: Any, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
     """Every layer's keys of tokens that see nothing but themselves, (L, G, T, Dk) in float32."""
     _register()
-    return torch.stack([layer.keys for layer in _run(module, ids, positions)])
+    return torch.stack([layer.keys[0] for layer in _run(module, [list(ids)], [list(positions)])])
 
 
 def _register() -> None:
@@ -173,28 +182,31 @@ def _check_settings(module: Any) -> None:
             raise RefusedModel("its rotary frequencies depend on the prompt's length (dynamic)")
 
 
-def _run(module: Any, ids: Sequence[int], positions: Sequence[int]) -> list[Layer]:
-    """One forward pass of tokens that see themselves alone. Returns what each layer gave, in order."""
-    config, probe = module.config, Probe()
+def _run(module: Any, ids: list[list[int]], positions: list[list[int]]) -> list[Layer]:
+    """One forward pass of tokens (B, T) that see themselves alone. Returns what each layer gave, in order."""
+    config = module.config
+    n_layers: int = config.get_text_config().num_hidden_layers
+    probe = Probe(n_layers)
     device = next(module.parameters()).device
     before = config._attn_implementation
     config._attn_implementation = NAME
     try:
         module(
-            input_ids=torch.tensor([list(ids)], device=device),
-            position_ids=torch.tensor([list(positions)], device=device),
+            input_ids=torch.tensor(ids, device=device),
+            position_ids=torch.tensor(positions, device=device),
             use_cache=False,
             **{NAME: probe},
         )
+    except _Done:
+        pass
     except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError) as error:
         raise RefusedModel(
             f"its modeling code cannot be probed ({type(error).__name__}: {error})"
         ) from error
     finally:
         config._attn_implementation = before
-    n_layers = config.get_text_config().num_hidden_layers
     missing = sorted(set(range(n_layers)) - set(probe.layers))
-    if missing or len(probe.layers) > n_layers:
+    if missing:
         raise RefusedModel(_without_attention(missing, n_layers))
     return [probe.layers[index] for index in range(n_layers)]
 
@@ -209,21 +221,21 @@ def _without_attention(missing: Sequence[int], n_layers: int) -> str:
 def _check_tokens(index: int, near: Layer, far: Layer, tolerance: float) -> None:
     """Refuse a layer whose keys or values depend on more than the token and a rotation by its position."""
     keys, values = near.keys, near.values
-    if _differ(keys[:, 0], keys[:, 4], tolerance) or _differ(values[:, 0], values[:, 4], tolerance):
+    if any(_differ(x[0, :, 1], x[3, :, 1], tolerance) for x in (keys, values)):
         raise RefusedModel(
             f"layer {index} carries state from token to token outside of attention (recurrent or hybrid model)"
         )
-    if _differ(values[:, 0], values[:, 2], tolerance):
+    if _differ(values[0, :, 0], values[2, :, 0], tolerance):
         raise RefusedModel(
             f"its positions are not rotary: the values of layer {index} depend on them"
         )
-    if _differ(keys[:, 1], far.keys[:, 1], tolerance):
+    if _differ(keys[1], far.keys[1], tolerance):
         raise RefusedModel(f"the rotary frequencies of layer {index} depend on the prompt's length")
 
 
 def _shape(layers: Sequence[Layer]) -> tuple[int, int, int, int]:
     """H, G, Dk and Dv, which must be the same in all layers: they share one pool."""
-    shapes = {(x.heads, x.keys.shape[0], x.keys.shape[-1], x.values.shape[-1]) for x in layers}
+    shapes = {(x.heads, x.keys.shape[1], x.keys.shape[-1], x.values.shape[-1]) for x in layers}
     if len(shapes) > 1:
         listed = ", ".join(f"{g} x {k}/{v}" for _, g, k, v in sorted(shapes))
         raise RefusedModel(f"its layers have keys and values of different shapes ({listed})")
@@ -253,7 +265,7 @@ def _rotary(turn: Turn, frequencies: Sequence[Tensor]) -> ops.Rotary:
 
 
 def _rotation(layer: int, keys: Tensor, frequencies: Sequence[Tensor], tolerance: float) -> Turn:
-    """The rotation that carries a layer's key at position 0 to its keys at 7 and 301. keys: (G, T, D)."""
+    """The rotation that carries a layer's key at position 0 to its keys at 7 and 301. keys: (3, G, D)."""
     turns: list[Turn] = [(-1, False, 0)]
     for index, frequency in enumerate(frequencies):
         spare = keys.shape[-1] - 2 * frequency.numel()
@@ -273,10 +285,8 @@ def _rotation(layer: int, keys: Tensor, frequencies: Sequence[Tensor], tolerance
 
 def _error(keys: Tensor, rotary: ops.Rotary) -> float:
     """Largest distance from the turned key to the key computed there, over the largest entry."""
-    moved = [
-        ops.rotate(keys[:, 0], delta, rotary) if rotary.dim else keys[:, 0] for delta in (7, 301)
-    ]
-    worst = max(float((moved[i] - keys[:, i + 1]).abs().max()) for i in range(2))
+    moved = [ops.rotate(keys[0], delta, rotary) if rotary.dim else keys[0] for delta in (7, 301)]
+    worst = max(float((moved[i] - keys[i + 1]).abs().max()) for i in range(2))
     return worst / max(float(keys.abs().max()), 1e-9)
 
 

@@ -111,11 +111,13 @@ def test_gate_6_the_model_is_accepted(engine):
     assert engine.refusal is None
 
 
-def test_full_prefill_equals_transformers(engine):
+def test_full_prefill_and_the_steps_after_it_equal_transformers(engine):
+    """On a prompt of several times the widest sliding window among the tiny models."""
     asked = prompt(*TEXTS)
-    ids = engine.lay_out(asked, 1).ids
-    want = engine.model.plain_logits(ids, [len(ids) - 1])
-    assert close(engine, logits(engine, asked, Full(), n=0), want)
+    ids = (*engine.lay_out(asked, 4).ids, 5, 6, 7, 8)
+    want = engine.model.plain_logits(ids, range(len(ids) - 5, len(ids)))
+    assert len(ids) > 8 * max(kind.window or 1 for kind in engine.layers.kinds)
+    assert close(engine, logits(engine, asked, Full()), want)
 
 
 @variants("mode", ["isolated", "sink", "prefix", "neighbour"])
