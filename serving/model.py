@@ -22,7 +22,7 @@ from epicrag.serving import attention, probe
 from epicrag.serving.fingerprint import model_fingerprint
 
 LAYOUT_VERSION = 1
-"""Of the KV entries: keys and values (L, G, T, D), keys rotated to local positions 0, 1, 2 …"""
+"""Of the KV entries: keys (L, G, T, Dk) and values (L, G, T, Dv), keys rotated to local positions 0, 1, 2 …"""
 
 
 @dataclass(frozen=True, slots=True)
