@@ -112,7 +112,9 @@ class ServedModel:
 
     def keys_alone(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
         """The keys of tokens that see nothing but themselves, as the model turns them, (L, G, T, D) float32."""
-        return probe.keys_alone(self.module, ids, positions)
+        alone = probe.Alone(self.geometry().layers)
+        self.forward(ids, torch.tensor(list(positions), device=self.device), alone, [0])
+        return torch.stack(alone.keys)
 
     @torch.inference_mode()
     def forward(

@@ -7,6 +7,7 @@ position. What is then not explained by a rotation with the model's own frequenc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from epicrag.kernels import ops
-from epicrag.serving.attention import RefusedModel
+from epicrag.serving.attention import Enough, RefusedModel
 
 NAME = "epicrag_probe"
 """The probe's attention implementation in transformers, and the keyword it travels under."""
@@ -123,6 +124,58 @@ class Seen:
     head_dim: int
     value_dim: int
 
+    def packed(self) -> str:
+        """All of it as JSON, exact to the last bit."""
+        kinds = [
+            {
+                "inv_freq": kind.rotary.inv_freq.tolist(),
+                "dim": kind.rotary.dim,
+                "interleaved": kind.rotary.interleaved,
+                "start": kind.rotary.start,
+                "window": kind.window,
+                "softcap": kind.softcap,
+            }
+            for kind in self.layers.kinds
+        ]
+        shape = [self.heads, self.groups, self.head_dim, self.value_dim]
+        return json.dumps({"kinds": kinds, "of_layer": self.layers.of_layer, "shape": shape})
+
+    @classmethod
+    def unpacked(cls, text: str, device: torch.device) -> Seen:
+        """What `packed` gave. ValueError, KeyError or TypeError for any other text."""
+        spec = json.loads(text)
+        kinds = [
+            ops.LayerKind(
+                ops.Rotary(
+                    torch.tensor(kind["inv_freq"], dtype=torch.float32, device=device),
+                    kind["dim"],
+                    kind["interleaved"],
+                    kind["start"],
+                ),
+                kind["window"],
+                kind["softcap"],
+            )
+            for kind in spec["kinds"]
+        ]
+        return cls(ops.Layers(tuple(kinds), tuple(spec["of_layer"])), *spec["shape"])
+
+
+@dataclass(slots=True)
+class Alone:
+    """A batch whose tokens see nothing but themselves, and that keeps the keys of all layers."""
+
+    n_layers: int
+    keys: list[Tensor] = field(default_factory=list)  # (G, T, Dk) each
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float
+    ) -> Tensor:
+        """See `attention.Batch`. Raises Enough after the last layer."""
+        self.keys.append(keys.float().clone())
+        if len(self.keys) == self.n_layers:
+            raise Enough
+        return values.repeat_interleave(queries.shape[0] // keys.shape[0], 0).transpose(0, 1)
+
 
 @torch.inference_mode()
 def look(module: Any, context_window: int) -> Seen:
@@ -155,13 +208,6 @@ def look(module: Any, context_window: int) -> Seen:
             kinds.append(ops.LayerKind(_rotary(turn, frequencies), *signature[-2:]))
         of_layer.append(known[signature])
     return Seen(ops.Layers(tuple(kinds), tuple(of_layer)), heads, groups, head_dim, value_dim)
-
-
-@torch.inference_mode()
-def keys_alone(module: Any, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
-    """Every layer's keys of tokens that see nothing but themselves, (L, G, T, Dk) in float32."""
-    _register()
-    return torch.stack([layer.keys[0] for layer in _run(module, [list(ids)], [list(positions)])])
 
 
 def _register() -> None:
@@ -199,7 +245,11 @@ def _run(module: Any, ids: list[list[int]], positions: list[list[int]]) -> list[
         )
     except _Done:
         pass
-    except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError) as error:
+    except RefusedModel:
+        raise
+    except (
+        Exception
+    ) as error:  # whatever modeling code does not bear: the model can still be served in full
         raise RefusedModel(
             f"its modeling code cannot be probed ({type(error).__name__}: {error})"
         ) from error

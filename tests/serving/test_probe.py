@@ -62,6 +62,18 @@ def test_latent_attention_has_values_of_another_width(checkpoint):
     assert torch.allclose(ops.rotate(keys[:, :, 0], 100, rotary), keys[:, :, 1], atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "smollm3", "deepseek-v2"])
+def test_what_was_seen_can_be_kept_as_text(checkpoint, family):
+    model = ServedModel.load(checkpoint(family), dtype="float32")
+    seen = probe.look(model.module, model.context_window)
+    again = probe.Seen.unpacked(seen.packed(), model.device)
+    assert again.packed() == seen.packed()
+    assert again.layers.of_layer == seen.layers.of_layer
+    for one, other in zip(again.layers.kinds, seen.layers.kinds, strict=True):
+        assert one.rotary.inv_freq.equal(other.rotary.inv_freq)
+        assert (one.window, one.softcap) == (other.window, other.softcap)
+
+
 def test_the_context_window_is_not_cut_to_the_sliding_window(checkpoint):
     assert ServedModel.load(checkpoint("mistral-sliding")).context_window == 1024
 
