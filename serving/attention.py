@@ -63,12 +63,12 @@ def _attention(
     epicrag: Batch | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature: query (1, H, T, D), key and value (1, G, T, D)."""
+    """transformers' attention signature: query (1, H, T, Dk), key (1, G, T, Dk), value (1, G, T, Dv).
+
+    What else modeling code passes (softcap, sliding window) is in the layer's kind: `probe.py` has read it.
+    """
     if epicrag is None:
         raise RefusedModel("its modeling code does not pass keyword arguments to its attention")
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise RefusedModel(f"its attention needs {name!r}, which the engine does not have")
     out = epicrag.attend(module.layer_idx, query[0], key[0], value[0], scaling)  # type: ignore[arg-type]
     return out[None], None
 

@@ -108,6 +108,7 @@ class Engine:
             layers=geometry.layers,
             groups=geometry.groups,
             head_dim=geometry.head_dim,
+            value_dim=geometry.value_dim,
             budget_bytes=budget,
             dtype=model.dtype,
             device=model.device,
