@@ -264,16 +264,22 @@ def test_a_follow_up_turn_pays_only_for_what_is_new(checkpoint, tmp_path, chunks
     swept(engine)
 
 
-@pytest.mark.parametrize("chunks", [0, 2])
-def test_logits_behind_a_found_history_are_those_of_a_computed_one(checkpoint, tmp_path, chunks):
+@pytest.mark.parametrize(
+    ("chunks", "policy"), [(0, "none"), (2, "legolink(4)+correct"), (2, "focus"), (2, "prefix")]
+)
+def test_logits_behind_a_found_history_are_those_of_a_computed_one(
+    checkpoint, tmp_path, chunks, policy
+):
+    chosen = parse_policy(policy)
     pieces = tuple(Piece(text) for text in TEXTS[:chunks])
     asked = Prompt("why is that", pieces, history=turns(*HISTORY))
     logits = []
     for found in (False, True):
         engine = load(checkpoint, tmp_path)
         if found:
-            answered(engine, Prompt("what", pieces[:1], history=turns(*HISTORY[:2])))
-        with engine.stitched(asked, POLICY, n_new=3) as stitched:
+            earlier = Prompt("what", pieces[:1], history=turns(*HISTORY[:2]))
+            answered(engine, earlier, policy=chosen)
+        with engine.stitched(asked, chosen, n_new=3) as stitched:
             n = len(stitched.plan.positions)
             logits.append((n, torch.cat((stitched.linked.link(), stitched.linked.step([5, 6])))))
     (cold_n, cold), (warm_n, warm) = logits
