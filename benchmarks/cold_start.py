@@ -61,6 +61,7 @@ def _arguments() -> argparse.Namespace:
 
 def _environment(given: argparse.Namespace, tree: Path) -> dict[str, str]:
     named = {"EPICRAG_HOME": given.home, "EPICRAG_MODEL": given.model, "PYTHONPATH": str(tree)}
+    named["PYTHONSAFEPATH"] = "1"  # or the folder it is run in would be imported before the tree
     return {**os.environ, **{name: value for name, value in named.items() if value}}
 
 

@@ -33,14 +33,19 @@ class Proofs:
         return cls(folder, hashlib.sha256(text.encode()).hexdigest())
 
     def holds(self, what: str) -> bool:
-        return what in self._read().get(self.key, [])
+        return self.text(what) is not None
 
-    def keep(self, what: str) -> None:
-        """Remember what was proven."""
+    def text(self, what: str) -> str | None:
+        """What was found when it was proven; None where it was not."""
+        text = self._read().get(self.key, {}).get(what)
+        return text if isinstance(text, str) else None
+
+    def keep(self, what: str, text: str = "") -> None:
+        """Remember what was proven, and what was found."""
         if self.folder is None:
             return
         known = self._read()
-        mine = sorted({*known.pop(self.key, []), what})
+        mine = {**known.pop(self.key, {}), what: text}
         kept = dict([*known.items(), (self.key, mine)][-_MOST:])
         file = self.folder / FILE_NAME
         temporary = file.with_name(f"{FILE_NAME}.{os.getpid()}")
@@ -49,7 +54,7 @@ class Proofs:
             temporary.write_text(json.dumps(kept, indent=0), encoding="utf-8")
             temporary.replace(file)
 
-    def _read(self) -> dict[str, list[str]]:
+    def _read(self) -> dict[str, dict[str, object]]:
         try:
             text = (self.folder / FILE_NAME).read_text(encoding="utf-8") if self.folder else "{}"
             known = json.loads(text)
@@ -57,7 +62,7 @@ class Proofs:
             return {}
         if not isinstance(known, dict):
             return {}
-        return {key: value for key, value in known.items() if isinstance(value, list)}
+        return {key: value for key, value in known.items() if isinstance(value, dict)}
 
 
 def _machine() -> list[str]:

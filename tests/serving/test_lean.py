@@ -57,8 +57,8 @@ def test_logits_are_those_of_transformers(checkpoint, family):
     rows, places = [3, 39], torch.arange(40)
     got = ours.forward(IDS, places, assure._Causal(), rows)
     torch.testing.assert_close(got, theirs.plain_logits(IDS, rows), rtol=1e-5, atol=1e-5)
-    assert ours.rotary().inv_freq.equal(theirs.rotary().inv_freq)
-    assert (ours.eos_ids, ours.geometry()) == (theirs.eos_ids, theirs.geometry())
+    assert module.model.rotary_emb.inv_freq.equal(theirs.kinds().kinds[0].rotary.inv_freq)
+    assert (ours.eos_ids, ours.context_window) == (theirs.eos_ids, theirs.context_window)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,7 @@ def test_only_a_proven_model_is_run_by_the_plain_modules(checkpoint, tmp_path):
     assert not isinstance(first.model.module, lean.LeanForCausalLM)
     assert isinstance(second.model.module, lean.LeanForCausalLM)
     assert first.profile == second.profile
+    assert first.model.seen.packed() == second.model.seen.packed()
     from epicrag.serving.policies import parse_policy
 
     answers = [

@@ -15,6 +15,14 @@ def test_what_was_kept_holds_for_the_same_facts_alone(tmp_path):
     assert not Proofs.of(tmp_path, "another", "float32").holds("reuse")
 
 
+def test_what_was_found_is_kept_with_the_proof(tmp_path):
+    proofs = Proofs.of(tmp_path, "model")
+    assert proofs.text("lean") is None
+    proofs.keep("lean", "{}")
+    proofs.keep("reuse")
+    assert (proofs.text("lean"), proofs.text("reuse")) == ("{}", "")
+
+
 def test_another_release_or_thread_count_proves_anew(tmp_path, monkeypatch):
     import torch
 
@@ -28,7 +36,7 @@ def test_another_release_or_thread_count_proves_anew(tmp_path, monkeypatch):
     assert Proofs.of(tmp_path, "model").holds("reuse")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 3}', "\x00", "null"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 3}', '{"a": ["reuse"]}', "\x00", "null"])
 def test_damaged_file_proves_nothing_and_is_replaced(tmp_path, text):
     proofs = Proofs.of(tmp_path, "model")
     (tmp_path / FILE_NAME).write_text(text)
