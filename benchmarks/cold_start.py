@@ -39,6 +39,7 @@ def main() -> None:
     for n in range(given.runs + 1):  # the first warms the page cache, and is not counted
         for tree in trees:
             times = one_run(tree, given.question, _environment(given, tree))
+            print(f"run {n} of {given.runs}, {tree.name}: {json.dumps(times)}", file=sys.stderr)
             if n:
                 runs[tree].append(times)
     medians = {str(tree): of_runs(times) for tree, times in runs.items()}
