@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -79,13 +81,23 @@ class Common:
 
         return load_config({**self.flags, **more})
 
-    def open(self, *, create: bool = False, **more: object) -> Pipeline:
+    def open(
+        self, *, create: bool = False, kv_folder: Path | None = None, **more: object
+    ) -> Pipeline:
         """Open the index that these flags, and those of the verb, point to."""
         from epicrag.pipeline import Pipeline
 
         config = self.load(**more)
         self._log(config.log)
-        return Pipeline.open(config, create=create, say=self.output.note)
+        return Pipeline.open(config, create=create, say=self.output.note, kv_folder=kv_folder)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder for KV that is not to stay, on the disk where indexes lie."""
+        cache = self.load().home / "cache"
+        cache.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix="scratch-", dir=cache) as folder:
+            yield Path(folder)
 
     def _log(self, level: str) -> None:
         """Send epicrag's own log to stderr: what the configured level, -q or -v let through."""
