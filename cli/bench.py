@@ -172,15 +172,15 @@ def setup_lines(report: Report) -> list[str]:
     s = report.setup
     source = "documents of the question file" if s["index"] is None else f"index {s['index']}"
     asked = f"{s['questions']} questions" if s["questions"] else "random passages"
+    machine = f"{s['processor']}, {s['cores']} cores, {s['threads']} threads, {s['system']}"
+    prompts = f"{s['prompts']} prompts x {s['runs']} orders, {report.prompt_tokens:,} tokens"
+    passages = f"{s['chunks_per_prompt']:g} passages of {s['chunk_tokens']}; seed {s['seed']}"
+    forced = f"forced for KL: {s['forced']}, {s['answer_tokens']} tokens at most"
+    versions = f"epicrag {s['epicrag']}, torch {s['torch']}, transformers {s['transformers']}"
     return [
-        f"{s['model']} ({s['fingerprint']}), {s['dtype']} on {s['device']}: {s['processor']}, "
-        f"{s['cores']} cores, {s['threads']} threads",
-        f"{source}, {asked}; {s['prompts']} prompts x {s['runs']} orders, {report.prompt_tokens:,} "
-        f"tokens: {s['chunks_per_prompt']:g} passages of {s['chunk_tokens']}; seed {s['seed']}",
-        f"forced for KL: {s['forced']}, {s['answer_tokens']} tokens at most; "
-        f"{s['concurrency']} requests side by side",
-        f"epicrag {s['epicrag']}, torch {s['torch']}, transformers {s['transformers']}, "
-        f"Python {s['python']}, {s['system']}",
+        f"{s['model']} ({s['fingerprint']}), {s['dtype']} on {s['device']}: {machine}",
+        f"{source}, {asked}; {prompts}: {passages}",
+        f"{forced}; {s['concurrency']} requests side by side; {versions}, Python {s['python']}",
     ]
 
 

@@ -104,7 +104,7 @@ def _item(path: Path, number: int, value: dict[str, Any]) -> Item:
             answerable=answerable,
             line=number,
         )
-    except ValueError as error:
+    except TypeError as error:
         _refuse(path, number, str(error))
 
 
@@ -112,7 +112,7 @@ def _list(value: object) -> list[object]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise ValueError("documents must be a list")
+        raise TypeError("documents must be a list")
     return value
 
 
@@ -121,7 +121,7 @@ def _texts(value: dict[str, Any], many: str, one: str) -> tuple[str, ...]:
     found = value.get(many, value.get(one))
     texts = [] if found is None else found if isinstance(found, list) else [found]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{many} must be texts")
+        raise TypeError(f"{many} must be texts")
     return tuple(text.strip() for text in texts if text.strip())
 
 
@@ -130,7 +130,7 @@ def _passage(value: object) -> Passage:
         return Passage("", value)
     if isinstance(value, dict) and isinstance(value.get("text"), str):
         return Passage(str(value.get("title") or ""), value["text"])
-    raise ValueError("a document must be a text, or an object with a text and a title")
+    raise TypeError("a document must be a text, or an object with a text and a title")
 
 
 def _refuse(path: Path, number: int, why: str) -> NoReturn:
