@@ -28,6 +28,9 @@ def ask(
     compile_mode: Annotated[
         str | None, typer.Option("--compile", help="isolated, sink, prefix or neighbour.")
     ] = None,
+    quantize: Annotated[
+        str | None, typer.Option("--quantize", help="none, or int8: fewer bits, faster on a CPU.")
+    ] = None,
     show_chunks: Annotated[
         bool, typer.Option("--show-chunks", help="Print the passages, as the model reads them.")
     ] = False,
@@ -66,7 +69,11 @@ def ask(
     out = common.output
     question = _question(question)
     with common.open(
-        link_policy=link_policy, compile=compile_mode, max_tokens=max_tokens, min_score=min_score
+        link_policy=link_policy,
+        compile=compile_mode,
+        quantize=quantize,
+        max_tokens=max_tokens,
+        min_score=min_score,
     ) as pipeline:
         sampling = pipeline.sampling(
             temperature=temperature,

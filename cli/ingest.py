@@ -36,6 +36,9 @@ def ingest(
     compile_mode: Annotated[
         str | None, typer.Option("--compile", help="isolated, sink, prefix or neighbour.")
     ] = None,
+    quantize: Annotated[
+        str | None, typer.Option("--quantize", help="none, or int8: fewer bits, faster on a CPU.")
+    ] = None,
     max_file_mb: Annotated[
         int | None, typer.Option("--max-file-mb", help="Skip files larger than this.")
     ] = None,
@@ -57,6 +60,7 @@ def ingest(
     settings = {
         "chunk_tokens": chunk_size,
         "compile": compile_mode,
+        "quantize": quantize,
         "max_file_mb": max_file_mb,
         "max_chars": max_chars,
         "max_pages": max_pages,

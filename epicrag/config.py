@@ -28,6 +28,7 @@ DEFAULT_SYSTEM_PROMPT = (
 
 COMPILE_MODES = ("isolated", "sink", "prefix", "neighbour")
 """The words `compile` may be; a test holds them equal to the engine's own."""
+QUANTIZE = ("none", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -44,6 +45,7 @@ class Config:
     embed_model: str = DEFAULT_EMBED_MODEL
     device: str = "auto"
     dtype: str = "auto"
+    quantize: str = "none"
     chunk_tokens: int = 512
     top_k: int = 6
     link_policy: str = DEFAULT_LINK_POLICY
@@ -51,6 +53,8 @@ class Config:
     max_tokens: int = 256
     min_score: float = DEFAULT_MIN_SCORE
     kv_memory: int = 2 * 1024**3
+    host_kv_memory: int = 0
+    gpu_memory_utilization: float = 0.9
     kv_disk: int | None = None
     max_file_mb: int = 100
     max_chars: int = 20_000_000
@@ -155,7 +159,7 @@ def _file_layer(path: Path) -> list[_Given]:
 
 ENVIRONMENT = {
     f"EPICRAG_{key.upper()}": key
-    for key in ("home", "index", "model", "embed_model", "offline", "log")
+    for key in ("home", "index", "model", "embed_model", "quantize", "offline", "log")
 }
 """The variables that set a key. An empty one counts as not set."""
 
@@ -277,6 +281,7 @@ KEYS: Mapping[str, Callable[[object, Path], object]] = MappingProxyType(
         "embed_model": _model,
         "device": _device,
         "dtype": _choice(DTYPES),
+        "quantize": _choice(QUANTIZE),
         "chunk_tokens": _integer(32),
         "top_k": _integer(1),
         "link_policy": _text,
@@ -284,6 +289,8 @@ KEYS: Mapping[str, Callable[[object, Path], object]] = MappingProxyType(
         "max_tokens": _integer(1),
         "min_score": _number(-1, 1),
         "kv_memory": _bytes,
+        "host_kv_memory": _bytes,
+        "gpu_memory_utilization": _number(0.01, 1),
         "kv_disk": _bytes_or_unlimited,
         "max_file_mb": _integer(1),
         "max_chars": _integer(1),

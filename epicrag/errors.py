@@ -71,6 +71,13 @@ class DeviceError(EpicragError):
     code = "device"
 
 
+class BusyError(EpicragError):
+    """As many requests run and wait as may; this one was not taken on."""
+
+    exit_code = 9
+    code = "busy"
+
+
 class OfflineError(EpicragError):
     """Something is missing and the offline switch forbids fetching it."""
 

@@ -194,8 +194,11 @@ class Pipeline:
             store=self.kv_store,
             device=self.config.device,
             dtype=self.config.dtype,
+            quantize=self.config.quantize,
             compile_mode=self._compile_mode,
             kv_memory_bytes=self.config.kv_memory,
+            host_kv_memory_bytes=self.config.host_kv_memory,
+            gpu_memory_utilization=self.config.gpu_memory_utilization,
             cache_folder=self.config.home / "cache",
         )
 
@@ -232,7 +235,8 @@ class Pipeline:
         config = self.config
         if self._given_engine is not None:
             return self._given_engine.profile
-        return self._identity(config.model, config.device, config.dtype, self._compile_mode)
+        settings = config.device, config.dtype, config.quantize, self._compile_mode
+        return self._identity(config.model, *settings)
 
     def _identity(self, name: str, *settings: object) -> str:
         from epicrag.identity import identity_of

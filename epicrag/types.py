@@ -208,6 +208,8 @@ class Timings:
     """Milliseconds per stage; `first_token` and `total` are counted from the call."""
 
     retrieve: float = 0.0
+    wait: float = 0.0
+    """In the queue, before anything was done."""
     load: float = 0.0
     stitch: float = 0.0
     select: float = 0.0
@@ -223,7 +225,7 @@ class Receipt:
     policy: str
     compile: str
     context_tokens: int
-    """Tokens of the system prompt and the chunks."""
+    """Tokens of the system prompt and the chunks, and of the conversation so far where it was found."""
     exact: int
     """Reused where it was compiled, behind the very text it was compiled behind: what a full prefill would
     have there, but for the rounding of the stored sixteen bits."""
@@ -232,7 +234,7 @@ class Receipt:
     recomputed: int
     """Context tokens whose keys and values were computed during this request."""
     fresh: int
-    """Tokens of the question, the template and the labels: always computed."""
+    """Tokens of the question, the template, the labels, and of the conversation where it was not found."""
     dropped_chunks: int = 0
     fallback: str | None = None
     """Why reuse was refused or reduced; None when the policy ran as asked."""

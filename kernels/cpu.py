@@ -2,129 +2,223 @@
 
 Each span is read where it lies in the pool (a strided view, nothing is gathered), the queries are
 counter-rotated once per distinct offset, and the partial results are merged as they come. What each query
-may see is worked out once per forward pass (`prepare`) and used by all layers.
+may see is worked out once per forward pass (`prepare`) and used by all layers of a kind. Only keys with a
+change are copied, one layer at a time, into the same scratch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from epicrag.kernels.reference import angles
-from epicrag.kernels.tables import Rotary, Span
+from epicrag.kernels.reference import angles, visible
+from epicrag.kernels.tables import LayerKind, Rotary, Span
+
+_MASK_BLOCK = 256
+"""Queries in one masked call: bounds the mask, and lets each call skip the rows that none of them sees."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of the blocked kernel: queries [low, high) against `length` rows."""
+    """One call of the blocked kernel: queries [low, high) against rows [skip, skip + length) of a span."""
 
     span: int
-    key_start: int
-    value_start: int
+    start: int
+    skip: int
     length: int
     turn: int  # row of the table of rotations; -1: none
     low: int
     high: int
-    bias: float
     causal: bool = False  # queries and keys are the same tokens in the same order
-    mask: Tensor | None = None  # (high - low, length) bool, where neither all nor causal
+    mask: Tensor | None = None  # (high - low or 1, length): 0 or minus infinity
+    blind: Tensor | None = (
+        None  # (high - low,): queries that the mask leaves nothing, where there are any
+    )
 
 
 @dataclass(frozen=True, slots=True)
+class _Changed:
+    """Where the changed keys of a span go in the scratch, and the rotations to their local positions."""
+
+    offset: int
+    cos: Tensor  # (length, dim / 2)
+    sin: Tensor
+
+
+@dataclass(slots=True)
 class Prepared:
     """The calls of one request, and cos and sin of minus each distinct offset."""
 
+    spans: tuple[Span, ...]
     calls: tuple[_Call, ...]
     cos: Tensor  # (n_turns, dim / 2)
     sin: Tensor
-    rotary: Rotary
+    kind: LayerKind
+    changed: dict[int, _Changed]
+    n_changed: int
+    _scratch: Tensor | None = None
+    _masks: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def scratch(self, keys: Tensor) -> Tensor:
+        """Room for the changed keys of one layer, (G, n_changed, D): the same for every layer."""
+        if self._scratch is None or self._scratch.dtype != keys.dtype:
+            self._scratch = keys.new_empty((keys.shape[0], self.n_changed, keys.shape[2]))
+        return self._scratch
+
+    def folded_mask(self, index: int, repeat: int, dtype: torch.dtype) -> Tensor | None:
+        """The mask of a call for queries with their heads folded in: (n * repeat or 1, length)."""
+        mask = self.calls[index].mask
+        if mask is None:
+            return None
+        if (index, repeat) not in self._masks:
+            if mask.shape[0] > 1:
+                mask = mask.repeat_interleave(repeat, 0)
+            self._masks[index, repeat] = mask.to(dtype)
+        return self._masks[index, repeat]
 
 
 def prepare(
-    positions: Tensor, spans: Sequence[Span], rotary: Rotary, dtype: torch.dtype
+    positions: Tensor, spans: Sequence[Span], kind: LayerKind, dtype: torch.dtype
 ) -> Prepared:
     """Work out which queries see which rows. positions: (S,), ascending."""
-    deltas = sorted({span.delta for span in spans if span.delta})
-    turn_of = {delta: index for index, delta in enumerate(deltas)} | {0: -1}
+    rotary = kind.rotary
+    deltas = sorted({span.delta for span in spans if span.delta}) if rotary.dim else []
+    turn_of = {delta: index for index, delta in enumerate(deltas)}
     place = positions.tolist()
     calls: list[_Call] = []
+    changed: dict[int, _Changed] = {}
+    n_changed = 0
     for index, span in enumerate(spans):
-        if span.length:
-            calls.extend(_calls_of(index, span, turn_of[span.delta], place, positions))
+        made = _calls_of(index, span, turn_of.get(span.delta, -1), place, positions, kind.window)
+        calls.extend(made)
+        if made and span.change >= 0:
+            local = torch.arange(span.local, span.local + span.length)
+            changed[index] = _Changed(n_changed, *angles(local, rotary, dtype))
+            n_changed += span.length
     # First the calls that cover every query, so that the merge starts from a whole result.
-    calls.sort(key=lambda call: (call.low, call.span))
+    calls.sort(key=lambda call: (call.low, -call.high, call.span))
     cos, sin = angles(-torch.tensor(deltas, dtype=torch.float64), rotary, dtype)
-    return Prepared(tuple(calls), cos, sin, rotary)
+    return Prepared(tuple(spans), tuple(calls), cos, sin, kind, changed, n_changed)
 
 
 def _calls_of(
-    index: int, span: Span, turn: int, place: list[int], positions: Tensor
+    index: int, span: Span, turn: int, place: list[int], positions: Tensor, window: int | None
 ) -> list[_Call]:
-    """Split the queries at a span: those behind it see all of it, those inside see a part."""
-    fixed = (index, span.key_start, span.value_start, span.length, turn)
-    n_queries = len(place)
-    inside = next((i for i, p in enumerate(place) if p >= span.first), n_queries)
-    behind = next((i for i, p in enumerate(place) if p >= span.last), n_queries)
+    """Split the queries at a span: those that see all of it, those that see a part, those that see nothing."""
+    length, n_queries = span.length, len(place)
+    if not length or not n_queries:
+        return []
+    first, last = span.first, span.last
+    some = _first_at(place, first)  # queries [some, ...) stand at or behind the first row
+    whole = _first_at(place, last)
+    gone, out = (
+        n_queries,
+        n_queries,
+    )  # with a window: rows begin to fall out, and have all fallen out
+    if window is not None:
+        gone, out = _first_at(place, first + window), _first_at(place, last + window)
+    hidden = None
+    if span.holes is not None and len(span.holes):
+        hidden = torch.zeros(1, length)
+        hidden[0, span.holes] = float("-inf")
     calls = []
-    if inside < behind:
+    low, high = max(some, whole), min(gone, out)
+    if span.holes is not None and len(span.holes) == length:
+        return []
+    if low < high:
+        calls.append(_Call(index, span.start, 0, length, turn, low, high, mask=hidden))
+    partial = [(some, low), (high, out)] if low < high else [(some, out)]
+    for begin, end in partial:
+        if begin >= end:
+            continue
         key_positions = span.positions(positions.device)
-        same = span.length == n_queries and inside == 0 and torch.equal(key_positions, positions)
-        if same:
-            return [_Call(*fixed, 0, n_queries, span.bias, causal=True)]
-        mask = key_positions[None, :] <= positions[inside:behind, None]
-        calls.append(_Call(*fixed, inside, behind, span.bias, mask=mask))
-    if behind < n_queries:
-        calls.append(_Call(*fixed, behind, n_queries, span.bias))
+        same = turn < 0 and length == n_queries == end - begin
+        same = same and torch.equal(key_positions, positions)
+        if same and hidden is None and (window is None or last - first < window):
+            calls.append(_Call(index, span.start, 0, length, turn, 0, n_queries, causal=True))
+            continue
+        for block in range(begin, end, _MASK_BLOCK):
+            upto = min(block + _MASK_BLOCK, end)
+            seen = visible(positions[block:upto], key_positions, window)
+            columns = seen.any(0).nonzero().flatten()
+            if not len(columns):
+                continue
+            lo, hi = int(columns[0]), int(columns[-1]) + 1
+            mask = torch.zeros(upto - block, hi - lo).masked_fill_(~seen[:, lo:hi], float("-inf"))
+            if hidden is not None:
+                mask += hidden[:, lo:hi]
+            blind = torch.isneginf(mask).all(1)
+            call = _Call(index, span.start, lo, hi - lo, turn, block, upto, mask=mask)
+            if not blind.all():
+                calls.append(replace(call, blind=blind) if blind.any() else call)
     return calls
+
+
+def _first_at(place: list[int], position: int) -> int:
+    """Index of the first query at or behind a position."""
+    from bisect import bisect_left
+
+    return bisect_left(place, position)
 
 
 def _turn_all(queries: Tensor, prepared: Prepared) -> Tensor:
     """Counter-rotate: (G, S, r, D) -> (n_turns, G, S, r, D)."""
-    rotary = prepared.rotary
+    rotary = prepared.kind.rotary
     cos, sin = prepared.cos[:, None, None, None], prepared.sin[:, None, None, None]
     given, queries = queries.dtype, queries.to(cos.dtype)
     out = queries.new_empty((cos.shape[0], *queries.shape))
-    half = rotary.dim // 2
-    if rotary.interleaved:
-        first, second = queries[..., 0 : rotary.dim : 2], queries[..., 1 : rotary.dim : 2]
-        into_first, into_second = out[..., 0 : rotary.dim : 2], out[..., 1 : rotary.dim : 2]
-    else:
-        first, second = queries[..., :half], queries[..., half : rotary.dim]
-        into_first, into_second = out[..., :half], out[..., half : rotary.dim]
+    if rotary.dim < queries.shape[-1]:
+        out.copy_(queries.expand_as(out))
+    first, second = _halves(queries, rotary)
+    into_first, into_second = _halves(out, rotary)
     torch.mul(first, cos, out=into_first).addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=into_second).addcmul_(first, sin)
-    out[..., rotary.dim :] = queries[..., rotary.dim :]
     return out.to(given)
+
+
+def _halves(x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+    """Views of the paired entries of x (..., D), each (..., dim / 2)."""
+    start, end, half = rotary.start, rotary.start + rotary.dim, rotary.dim // 2
+    if rotary.interleaved:
+        return x[..., start:end:2], x[..., start + 1 : end : 2]
+    return x[..., start : start + half], x[..., start + half : end]
 
 
 def add_turned(
     keys: Tensor, change: Tensor, cos: Tensor, sin: Tensor, rotary: Rotary, out: Tensor
 ) -> None:
-    """`reference.add_turned` for half-split pairs, in four passes and without a temporary."""
-    half, dim = rotary.dim // 2, rotary.dim
-    first, second = change[..., :half], change[..., half:dim]
-    low, high = out[..., :half], out[..., half:dim]
-    torch.addcmul(keys[..., :half], cos, first, out=low).addcmul_(sin, second, value=-1)
-    torch.addcmul(keys[..., half:dim], cos, second, out=high).addcmul_(sin, first)
-    if dim < keys.shape[-1]:
-        torch.add(keys[..., dim:], change[..., dim:], out=out[..., dim:])
+    """Write `keys + R(n) change` to `out`: one change, turned to the position n of each row.
+
+    keys, out: (G, T, D); change: (G, 1, D) in the un-rotated frame; cos, sin: (T, dim / 2). Worked out in the
+    precision of cos, in four passes and without a temporary where the keys have it too.
+    """
+    if keys.dtype != cos.dtype:
+        wide = keys.to(cos.dtype)
+        add_turned(wide, change, cos, sin, rotary, wide)
+        out.copy_(wide)
+        return
+    for still in (slice(0, rotary.start), slice(rotary.start + rotary.dim, keys.shape[-1])):
+        if still.start < still.stop:
+            torch.add(keys[..., still], change[..., still].to(cos.dtype), out=out[..., still])
+    if not rotary.dim:
+        return
+    first, second = _halves(change.to(cos.dtype), rotary)
+    low, high = _halves(keys, rotary)
+    into_low, into_high = _halves(out, rotary)
+    torch.addcmul(low, cos, first, out=into_low).addcmul_(sin, second, value=-1)
+    torch.addcmul(high, cos, second, out=into_high).addcmul_(sin, first)
 
 
 def segment_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    prepared: Prepared,
-    scale: float,
-    shifts: Tensor | None = None,
-) -> Tensor:
-    """Attend from one request's tokens to its spans. queries: (S, H, D); keys, values: (G, R, D).
+    queries: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attend from one request's tokens to its spans. queries: (S, H, Dk); keys, values: (G, R, Dk), (G, R, Dv).
 
-    Same result as `reference.segment_attention`; returns the output (S, H, D). Partial results are merged
-    in float32 at least.
+    Same result as `reference.segment_attention`: the output (S, H, Dv), and the log-sum-exp of the scores
+    (S, H) in float32 at least. Partial results are merged in that precision.
     """
     n_queries, n_heads, dim = queries.shape
     groups = keys.shape[0]
@@ -133,28 +227,58 @@ def segment_attention(
         queries.view(n_queries, groups, repeat, dim).transpose(0, 1).contiguous()
     )  # (G, S, r, D)
     turned = _turn_all(folded, prepared) if prepared.cos.shape[0] else folded[None]
+    scratch = _fill_scratch(keys, prepared) if prepared.changed else keys
     out: Tensor | None = None
     total: Tensor | None = None
-    for call in prepared.calls:
+    for index, call in enumerate(prepared.calls):
         query = folded if call.turn < 0 else turned[call.turn]
-        part, lse = _attend(call, queries, query, keys, values, scale)  # (G, s, r, D), (G, s, r)
-        part = part.to(lse.dtype)
-        if call.bias:
-            lse = lse + call.bias
-        if shifts is not None:
-            part = part + shifts[call.span][:, None, None]
+        span, changed = prepared.spans[call.span], prepared.changed.get(call.span)
+        source, start = (scratch, changed.offset) if changed else (keys, span.start)
+        key = source[:, start + call.skip : start + call.skip + call.length]
+        value = values[:, span.start + call.skip : span.start + call.skip + call.length]
+        mask = prepared.folded_mask(index, repeat, queries.dtype)
+        part, lse = _attend(call, queries, query, key, value, mask, scale, prepared.kind.softcap)
+        part = part.to(lse.dtype)  # (G, s, r, Dv), (G, s, r)
+        if call.blind is not None:
+            part[:, call.blind], lse[:, call.blind] = 0.0, float("-inf")
+        if span.bias:
+            lse = lse + span.bias
+        if changed:
+            part = part + values[:, span.change][:, None, None]
         if out is None or total is None:
             if call.low:
-                raise ValueError(
-                    f"queries 0 to {call.low - 1} see no key: a token sees at least itself"
-                )
+                raise _sees_nothing(call.low)
             out, total = _start(part, lse, n_queries)
             continue
         here, there = out[:, call.low : call.high], total[:, call.low : call.high]
-        here.lerp_(part, torch.sigmoid(lse - there)[..., None])
-        total[:, call.low : call.high] = torch.logaddexp(there, lse)
-    assert out is not None
-    return out.transpose(0, 1).reshape(n_queries, n_heads, dim).to(queries.dtype)
+        merged = torch.logaddexp(there, lse)
+        share = torch.exp(lse - merged).nan_to_num_(0.0)[..., None]
+        here.lerp_(part, share)
+        total[:, call.low : call.high] = merged
+    if out is None or total is None:
+        raise _sees_nothing(n_queries)
+    shape = (n_queries, n_heads)
+    return (
+        out.transpose(0, 1).reshape(*shape, values.shape[2]).to(queries.dtype),
+        total.transpose(0, 1).reshape(shape),
+    )
+
+
+def _sees_nothing(low: int) -> ValueError:
+    return ValueError(f"queries 0 to {low - 1} see no key: a token sees at least itself")
+
+
+def _fill_scratch(keys: Tensor, prepared: Prepared) -> Tensor:
+    """Write the changed keys of this layer, for the spans that have a change."""
+    scratch = prepared.scratch(keys)
+    rotary = prepared.kind.rotary
+    for index, changed in prepared.changed.items():
+        span = prepared.spans[index]
+        source = keys[:, span.start : span.start + span.length]
+        target = scratch[:, changed.offset : changed.offset + span.length]
+        change = keys[:, span.change : span.change + 1]
+        add_turned(source, change, changed.cos, changed.sin, rotary, target)
+    return scratch
 
 
 def _start(part: Tensor, lse: Tensor, n_queries: int) -> tuple[Tensor, Tensor]:
@@ -168,25 +292,64 @@ def _start(part: Tensor, lse: Tensor, n_queries: int) -> tuple[Tensor, Tensor]:
 
 
 def _attend(
-    call: _Call, queries: Tensor, folded: Tensor, keys: Tensor, values: Tensor, scale: float
+    call: _Call,
+    queries: Tensor,
+    folded: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the blocked kernel on one call. Returns (G, s, r, D) and (G, s, r)."""
+    """Run one call. folded: (G, S, r, Dk); key, value: (G, n, Dk), (G, n, Dv). Returns (G, s, r, Dv), (G, s, r)."""
     groups, _, repeat, dim = folded.shape
-    key = keys[None, :, call.key_start : call.key_start + call.length]
-    value = values[None, :, call.value_start : call.value_start + call.length]
+    n = call.high - call.low
+    rows = folded[:, call.low : call.high].reshape(groups, n * repeat, dim)
+    if softcap or value.shape[2] != dim:
+        part, lse = _plain(call, rows, key, value, mask, scale, softcap)
+        return part.view(groups, n, repeat, value.shape[2]), lse.view(groups, n, repeat)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     if call.causal:
         # (1, H, S, D): the kernel itself maps each query head to its key head.
-        part, lse = kernel(queries.transpose(0, 1)[None], key, value, 0.0, True, scale=scale)
+        part, lse = kernel(
+            queries.transpose(0, 1)[None], key[None], value[None], 0.0, True, scale=scale
+        )
         part = part[0].unflatten(0, (groups, repeat)).transpose(1, 2)
         return part, lse[0].unflatten(0, (groups, repeat)).transpose(1, 2)
-    n = call.high - call.low
-    rows = folded[:, call.low : call.high].reshape(1, groups, n * repeat, dim)
-    mask = None
-    if call.mask is not None:
-        mask = torch.zeros(call.mask.shape, dtype=rows.dtype).masked_fill_(
-            ~call.mask, float("-inf")
-        )
-        mask = mask.repeat_interleave(repeat, 0)[None, None]
-    part, lse = kernel(rows, key, value, 0.0, False, attn_mask=mask, scale=scale)
+    if mask is not None:
+        mask = mask.expand(n * repeat, call.length)[None, None]
+    part, lse = kernel(rows[None], key[None], value[None], 0.0, False, attn_mask=mask, scale=scale)
     return part[0].view(groups, n, repeat, dim), lse[0].view(groups, n, repeat)
+
+
+def _plain(
+    call: _Call,
+    rows: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Product, softmax, product, in blocks of queries: where torch's kernel does not do the arithmetic.
+
+    rows: (G, n * r, Dk). Returns (G, n * r, Dv) and (G, n * r).
+    """
+    repeat = rows.shape[1] // (call.high - call.low)
+    outs, sums = [], []
+    for low in range(0, rows.shape[1], _MASK_BLOCK * repeat):
+        high = min(low + _MASK_BLOCK * repeat, rows.shape[1])
+        seen = key.shape[1] if not call.causal else -(-high // repeat)
+        scores = torch.matmul(rows[:, low:high], key[:, :seen].transpose(1, 2)).mul_(scale)
+        if softcap:
+            scores.div_(softcap).tanh_().mul_(softcap)
+        if call.causal:
+            place = torch.arange(low, high) // repeat
+            scores.masked_fill_(torch.arange(seen)[None, :] > place[:, None], float("-inf"))
+        elif mask is not None:
+            scores += mask if mask.shape[0] == 1 else mask[low:high]
+        lse = scores.float().logsumexp(-1) if scores.dtype.itemsize < 4 else scores.logsumexp(-1)
+        weights = (scores - lse[..., None].to(scores.dtype)).exp_().nan_to_num_(0.0)
+        outs.append(torch.matmul(weights, value[:, :seen]))
+        sums.append(lse)
+    return torch.cat(outs, 1), torch.cat(sums, 1)

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from epicrag.kernels import cpu, reference
-from epicrag.kernels.tables import Rotary, Span
+from epicrag.kernels.tables import LayerKind, Layers, Rotary, Rows, Span
 
 __all__ = [
     "Choice",
+    "LayerKind",
+    "Layers",
     "Prepared",
     "Rotary",
+    "Rows",
     "Span",
-    "add_turned",
     "angles",
     "choice",
     "prepare",
@@ -40,25 +42,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What all layers of one forward pass share about one request's attention."""
+    """What all layers of one kind share about one flat batch's attention."""
 
-    positions: Tensor  # (S,)
-    spans: tuple[Span, ...]
-    rotary: Rotary
-    calls: cpu.Prepared | None
-
-
-def add_turned(
-    keys: Tensor, change: Tensor, cos: Tensor, sin: Tensor, rotary: Rotary, *, out: Tensor
-) -> None:
-    """Write `keys + R(n) change` to `out`: one change, turned to the position n of each row.
-
-    keys, out: (G, T, D), which must not overlap; change: (G, 1, D) in the un-rotated frame; cos, sin: (T, dim / 2).
-    """
-    if keys.device.type == "cpu" and keys.dtype == change.dtype and not rotary.interleaved:
-        cpu.add_turned(keys, change, cos, sin, rotary, out)
-        return
-    reference.add_turned(keys, change, cos, sin, rotary, out)
+    rows: tuple[Rows, ...]
+    kind: LayerKind
+    wide: tuple[tuple[Rows, cpu.Prepared], ...]
+    """Requests that the CPU's back end serves one by one."""
 
 
 def choice(device: torch.device) -> Choice:
@@ -70,38 +59,44 @@ def choice(device: torch.device) -> Choice:
     return Choice("reference", f"plain torch: no kernel of our own for {device.type} yet")
 
 
-def prepare(
-    positions: Tensor, spans: Sequence[Span], rotary: Rotary, dtype: torch.dtype
-) -> Prepared:
-    """Work out once per forward pass what `segment_attention` needs in every layer.
+def prepare(rows: Sequence[Rows], kind: LayerKind, dtype: torch.dtype) -> Prepared:
+    """Work out once per forward pass what `segment_attention` needs in every layer of a kind.
 
-    positions: (S,) ascending absolute positions of the queries.
+    `dtype`: what rotations are worked out in.
     """
-    calls = None
-    if choice(positions.device).name == "cpu":
-        calls = cpu.prepare(positions, spans, rotary, dtype)
-    return Prepared(positions, tuple(spans), rotary, calls)
+    wide: tuple[tuple[Rows, cpu.Prepared], ...] = ()
+    if rows and choice(rows[0].positions.device).name == "cpu":
+        wide = tuple((r, cpu.prepare(r.positions, r.spans, kind, dtype)) for r in rows)
+    return Prepared(tuple(rows), kind, wide)
 
 
 def segment_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    prepared: Prepared,
-    scale: float,
-    shifts: Tensor | None = None,
+    queries: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float
 ) -> Tensor:
-    """Attend from the tokens of one request to its spans of one layer of the pool.
+    """Attend from the tokens of a flat batch to their spans of one layer of the pool.
 
-    queries: (S, H, D), rotated at their positions; keys, values: (G, R, D), keys as compiled, each at its
-    local position; shifts: (n_spans, G, D), added to the values of each span. A query sees exactly the keys
-    whose position is at most its own. Returns (S, H, D). Raises ValueError on shapes that do not fit.
+    queries: (T, H, Dk), rotated at their positions; keys: (G, R, Dk) as compiled, each at its local position;
+    values: (G, R, Dv). Each request's queries see what its spans and the layer's kind let them see.
+    Returns (T, H, Dv). Raises ValueError on shapes that do not fit.
     """
     if queries.shape[1] % keys.shape[0] or queries.shape[2] != keys.shape[2]:
         raise ValueError(f"queries {tuple(queries.shape)} do not fit keys {tuple(keys.shape)}")
-    if prepared.calls is not None:
-        return cpu.segment_attention(queries, keys, values, prepared.calls, scale, shifts)
-    out, _ = reference.segment_attention(
-        queries, prepared.positions, keys, values, prepared.spans, prepared.rotary, scale, shifts
-    )
+    if len(prepared.wide) == 1 and len(prepared.rows) == 1:
+        return cpu.segment_attention(queries, keys, values, prepared.wide[0][1], scale)[0]
+    out = queries.new_empty((*queries.shape[:2], values.shape[2]))
+    for rows, calls in prepared.wide:
+        part, _ = cpu.segment_attention(queries[rows.low : rows.high], keys, values, calls, scale)
+        out[rows.low : rows.high] = part
+    if not prepared.wide:
+        for rows in prepared.rows:
+            part, _ = reference.segment_attention(
+                queries[rows.low : rows.high],
+                rows.positions,
+                keys,
+                values,
+                rows.spans,
+                prepared.kind,
+                scale,
+            )
+            out[rows.low : rows.high] = part
     return out

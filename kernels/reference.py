@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from epicrag.kernels.tables import Rotary, Span
+from epicrag.kernels.tables import LayerKind, Rotary, Span
 
 
 def angles(delta: Tensor | int, rotary: Rotary, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -18,8 +18,12 @@ def angles(delta: Tensor | int, rotary: Rotary, dtype: torch.dtype) -> tuple[Ten
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, rotary: Rotary) -> Tensor:
-    """Rotate the first `rotary.dim` entries of x (..., D) by the given angles (..., dim / 2)."""
-    moved, rest = x[..., : rotary.dim].to(cos.dtype), x[..., rotary.dim :]
+    """Rotate the entries of x (..., D) that `rotary` turns, by the given angles (..., dim / 2)."""
+    if not rotary.dim:
+        return x
+    end = rotary.start + rotary.dim
+    before, moved, rest = x[..., : rotary.start], x[..., rotary.start : end], x[..., end:]
+    moved = moved.to(cos.dtype)
     if rotary.interleaved:
         first, second = moved[..., 0::2], moved[..., 1::2]
     else:
@@ -29,8 +33,9 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, rotary: Rotary) -> Tensor:
         moved = torch.stack((new_first, new_second), dim=-1).flatten(-2)
     else:
         moved = torch.cat((new_first, new_second), dim=-1)
-    rest = rest.expand(*moved.shape[:-1], rest.shape[-1])
-    return torch.cat((moved.to(x.dtype), rest), dim=-1)
+    shape = moved.shape[:-1]
+    around = [part.expand(*shape, part.shape[-1]) for part in (before, rest)]
+    return torch.cat((around[0], moved.to(x.dtype), around[1]), dim=-1)
 
 
 def rotate(x: Tensor, delta: Tensor | int, rotary: Rotary) -> Tensor:
@@ -43,11 +48,11 @@ def rotate(x: Tensor, delta: Tensor | int, rotary: Rotary) -> Tensor:
     return turn(x, cos, sin, rotary)
 
 
-def add_turned(
-    keys: Tensor, change: Tensor, cos: Tensor, sin: Tensor, rotary: Rotary, out: Tensor
-) -> None:
-    """Write `keys + R(n) change` to `out`. keys, out: (G, T, D); change: (G, 1, D); cos, sin: (T, dim / 2)."""
-    out.copy_(keys + turn(change, cos, sin, rotary).to(keys.dtype))
+def visible(positions: Tensor, key_positions: Tensor, window: int | None) -> Tensor:
+    """Which keys each query sees, (S, N). positions: (S,), key_positions: (N,)."""
+    queries, keys = positions[:, None], key_positions[None, :]
+    seen = keys <= queries
+    return seen if window is None else seen & (keys > queries - window)
 
 
 def segment_attention(
@@ -56,32 +61,40 @@ def segment_attention(
     keys: Tensor,
     values: Tensor,
     spans: Sequence[Span],
-    rotary: Rotary,
+    kind: LayerKind,
     scale: float,
-    shifts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend from the tokens of one request to its spans of the pool, by rotating every key to its place.
 
-    queries: (S, H, D), rotated at `positions` (S,); keys, values: one layer of the pool, (G, R, D);
-    shifts: (n_spans, G, D), added to the values of each span. A query sees exactly the keys whose position
-    is at most its own. Returns the output (S, H, D) and the log-sum-exp of the scores (S, H).
+    queries: (S, H, Dk), rotated at `positions` (S,); keys, values: one layer of the pool, (G, R, Dk) and
+    (G, R, Dv). A query sees exactly what `kind` lets it see. Returns the output (S, H, Dv) and the log-sum-exp
+    of the scores (S, H).
     """
     repeat = queries.shape[1] // keys.shape[0]
+    device, rotary = queries.device, kind.rotary
     all_keys, all_values, all_positions, all_bias = [], [], [], []
-    for index, span in enumerate(spans):
-        moved = rotate(keys[:, span.key_start : span.key_start + span.length], span.delta, rotary)
-        value = values[:, span.value_start : span.value_start + span.length]
-        if shifts is not None:
-            value = value + shifts[index][:, None]
-        all_keys.append(moved)  # (G, n, D)
+    for span in spans:
+        key = keys[:, span.start : span.start + span.length]  # (G, n, Dk)
+        value = values[:, span.start : span.start + span.length]
+        bias = torch.full((span.length,), span.bias, device=device)
+        if span.change >= 0:
+            local = torch.arange(span.local, span.local + span.length, device=device)
+            change = keys[:, span.change : span.change + 1].expand_as(key)
+            key = key + rotate(change, local, rotary)
+            value = value + values[:, span.change : span.change + 1]
+        if span.holes is not None:
+            bias[span.holes] = float("-inf")
+        all_keys.append(rotate(key, span.delta, rotary) if span.delta else key)
         all_values.append(value)
-        all_positions.append(span.positions(queries.device))
-        all_bias.append(torch.full((span.length,), span.bias, device=queries.device))
-    key = torch.cat(all_keys, 1).repeat_interleave(repeat, 0)  # (H, N, D)
+        all_positions.append(span.positions(device))
+        all_bias.append(bias)
+    key = torch.cat(all_keys, 1).repeat_interleave(repeat, 0)  # (H, N, Dk)
     value = torch.cat(all_values, 1).repeat_interleave(repeat, 0)
     scores = torch.einsum("shd,hnd->shn", queries.to(key.dtype), key) * scale
+    if kind.softcap:
+        scores = kind.softcap * torch.tanh(scores / kind.softcap)
     scores = scores + torch.cat(all_bias).to(scores.dtype)
-    visible = torch.cat(all_positions)[None, :] <= positions[:, None]  # (S, N)
-    scores = scores.masked_fill(~visible[:, None, :], float("-inf"))
+    seen = visible(positions, torch.cat(all_positions), kind.window)  # (S, N)
+    scores = scores.masked_fill(~seen[:, None, :], float("-inf"))
     out = torch.einsum("shn,hnd->shd", scores.softmax(-1), value)
     return out, scores.logsumexp(-1)

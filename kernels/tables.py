@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rotary:
-    """How a model turns its queries and keys by position.
+    """How a layer turns its queries and keys by position.
 
-    `inv_freq` is the model's own, (dim / 2,), after any scaling, and without YaRN's attention factor: that
-    factor multiplies the stored keys already. `dim` may be smaller than D (partial rotary).
+    Entries [start, start + dim) of a head are turned; `dim` may be smaller than D (partial rotary), and is 0
+    where a layer does not turn at all. `inv_freq` is the model's own, (dim / 2,), after any scaling, and without
+    YaRN's attention factor: that factor multiplies the stored keys already.
     """
 
     inv_freq: Tensor
     dim: int
     interleaved: bool = False
+    start: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerKind:
+    """How the layers of one kind read: a query at p sees the keys at n with n <= p, and n > p - window if
+    there is a window; scores become softcap * tanh(scores / softcap) if there is a softcap."""
+
+    rotary: Rotary
+    window: int | None = None
+    softcap: float | None = None
+
+
+class Layers(NamedTuple):
+    """The kinds of layers of a model, and the kind of each layer."""
+
+    kinds: tuple[LayerKind, ...]
+    of_layer: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Span:
     """A run of pool rows that a request reads: one row of its page table.
 
-    The key in row `key_start + i` was computed at local position `local + i`; it stands in the prompt at
+    The key in row `start + i` was computed at local position `local + i`; it stands in the prompt at
     `local + i + delta`. Where the rows are not at consecutive positions (a request's own tokens), `explicit`
     holds the position of each row, ascending, and `delta` is 0.
     """
 
-    key_start: int
-    value_start: int
+    start: int
     length: int
     delta: int
     first: int
@@ -39,14 +59,34 @@ class Span:
     bias: float = 0.0
     """Added to every score of this span."""
     explicit: Tensor | None = None  # (length,) int64
+    change: int = -1
+    """Pool row with a constant change of this span's rows, or -1. Its key part stands in the un-rotated frame:
+    turned to each row's local position it is added to the key; its value part is added to the value."""
+    holes: Tensor | None = None  # int64, ascending
+    """Row offsets inside the span that are not visible: they are computed again in rows of the request."""
 
     @property
     def last(self) -> int:
         """Absolute position of the last row."""
         return self.first + self.length - 1 if self.explicit is None else int(self.explicit[-1])
 
+    @property
+    def local(self) -> int:
+        """Position that the first row's key was computed at."""
+        return self.first - self.delta
+
     def positions(self, device: torch.device) -> Tensor:
         """Absolute position of each row, (length,)."""
         if self.explicit is not None:
             return self.explicit.to(device)
         return torch.arange(self.first, self.first + self.length, device=device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """One request's queries in a flat batch: rows [low, high), at ascending `positions` (high - low,)."""
+
+    low: int
+    high: int
+    positions: Tensor
+    spans: Sequence[Span]

@@ -8,7 +8,7 @@ argument of `forward`; nothing is global but the name under which transformers f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -27,13 +27,17 @@ class RefusedModel(Exception):
     """Reuse would not be right for this model; the message says why."""
 
 
+class Enough(Exception):
+    """Raised by a batch's `attend` to end a forward pass early: the layers so far were all that was wanted."""
+
+
 class Batch(Protocol):
     """What the attention function asks of the object under the keyword `epicrag`."""
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float
     ) -> Tensor:
-        """Queries (H, T, D), keys and values (G, T, D) of all tokens; returns (T, H, D)."""
+        """Queries (H, T, Dk), keys (G, T, Dk) and values (G, T, Dv) of all tokens; returns (T, H, Dv)."""
         ...
 
 
@@ -69,99 +73,97 @@ def _attention(
     return out[None], None
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """Rows of a chunk whose keys the request reads from a corrected private copy."""
-
-    source: int
-    target: int
-    length: int
-    cos: Tensor  # (length, dim / 2): the rotation to each row's local position
-    sin: Tensor
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Correction:
-    """The mean change of one chunk's probe tokens, times alpha, for its other tokens.
+    """The mean change of some chunks' probe tokens, for their other tokens.
 
-    The change is taken between what the forward pass computes for the probes and what the chunk's cache holds
-    for them, keys in the un-rotated frame. Other tokens get it added: their keys as a private copy, their
-    values as a constant added where the span is read.
+    The change of a probe is taken between what the forward pass computes for it and what the chunk's cache
+    holds for it, keys in the un-rotated frame. Weighted sums of the changes go to rows of the pool of their own,
+    which the spans over the chunks' other tokens name (`Span.change`). Nothing shared is written.
     """
 
-    alpha: float
-    probes: Tensor  # indices into the flat batch
-    cached: Tensor  # pool rows of the same tokens as compiled
-    cos: Tensor  # (n_probes, dim / 2): the rotation back from the prompt position to 0
-    sin: Tensor
-    cached_cos: Tensor  # the rotation back from the local position to 0
-    cached_sin: Tensor
-    copies: tuple[Copied, ...]
-    spans: tuple[int, ...]  # indices of the spans that read the copies
+    probes: Tensor  # (n_probes,) indices into the flat batch
+    places: Tensor  # (n_probes,) their positions in the prompt
+    cached: Tensor  # (n_probes,) pool rows of the same tokens as compiled
+    locals: Tensor  # (n_probes,) their positions in their chunks
+    weights: Tensor  # (n_rows, n_probes)
+    rows: Tensor  # (n_rows,) pool rows that take the sums
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One request's part of a flat batch: tokens [low, high)."""
 
     low: int
     high: int
     write: Tensor  # (high - low,) pool rows for the new keys and values
-    prepared: ops.Prepared
-    corrections: tuple[Correction, ...] = ()
-    shifts: Tensor | None = None
-    """(L, n_spans or more, G, D), added to the values of each span: filled by `corrections`, kept for decoding."""
+    positions: Tensor  # (high - low,)
+    spans: Sequence[ops.Span]
+    correction: Correction | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FlatBatch:
     """Tokens of several requests in one forward pass over one pool."""
 
     pool: Pool
-    rotary: ops.Rotary
+    layers: ops.Layers
     requests: Sequence[Request]
+    dtype: torch.dtype = torch.float32
+    """What rotations are worked out in."""
+    _prepared: dict[int, ops.Prepared] = field(default_factory=dict)
+    _turns: dict[tuple[int, int], tuple[Tensor, ...]] = field(default_factory=dict)
+    _write: Tensor | slice | None = None
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float
     ) -> Tensor:
-        """Write the new keys and values, then attend request by request. See `Batch.attend`."""
+        """Write the new keys and values, correct what is to be corrected, then attend. See `Batch.attend`."""
         pool_keys, pool_values = self.pool.keys[layer], self.pool.values[layer]  # (G, R, D)
+        kind = self.layers.of_layer[layer]
+        rows = self._rows()
+        pool_keys[:, rows] = keys
+        pool_values[:, rows] = values
+        for index, request in enumerate(self.requests):
+            if request.correction is not None:
+                self._correct(index, request.correction, kind, pool_keys, pool_values, keys, values)
+        if kind not in self._prepared:
+            tables = [ops.Rows(r.low, r.high, r.positions, r.spans) for r in self.requests]
+            self._prepared[kind] = ops.prepare(tables, self.layers.kinds[kind], self.dtype)
         queries = queries.transpose(0, 1)  # (T, H, D)
-        parts = []
-        for request in self.requests:
-            rows = slice(request.low, request.high)
-            pool_keys[:, request.write] = keys[:, rows]
-            pool_values[:, request.write] = values[:, rows]
-            shifts = None if request.shifts is None else request.shifts[layer]
-            for correction in request.corrections:
-                assert shifts is not None
-                self._correct(correction, pool_keys, pool_values, keys, values, shifts)
-            parts.append(
-                ops.segment_attention(
-                    queries[rows], pool_keys, pool_values, request.prepared, scale, shifts
-                )
-            )
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return ops.segment_attention(queries, pool_keys, pool_values, self._prepared[kind], scale)
+
+    def _rows(self) -> Tensor | slice:
+        """Pool rows of all tokens of the batch: a slice where they are neighbours."""
+        if self._write is None:
+            rows = torch.cat([request.write for request in self.requests])
+            first, n = int(rows[0]), len(rows)
+            neighbours = torch.equal(rows, torch.arange(first, first + n, device=rows.device))
+            self._write = slice(first, first + n) if neighbours else rows
+        return self._write
 
     def _correct(
         self,
+        index: int,
         correction: Correction,
+        kind: int,
         pool_keys: Tensor,
         pool_values: Tensor,
         keys: Tensor,
         values: Tensor,
-        shifts: Tensor,
     ) -> None:
-        """Fill the corrected copies of one chunk's keys, and its rows of `shifts` (n_spans, G, D)."""
+        """Fill the rows that hold the changes of a request's chunks, for one layer."""
         c = correction
-        wide = c.cos.dtype
-        fresh = ops.turn(keys[:, c.probes].to(wide), c.cos, c.sin, self.rotary)  # (G, n, D)
-        old = ops.turn(pool_keys[:, c.cached].to(wide), c.cached_cos, c.cached_sin, self.rotary)
-        change = (fresh - old).mean(1, keepdim=True) * c.alpha  # (G, 1, D)
-        for copy in c.copies:
-            source = pool_keys[:, copy.source : copy.source + copy.length]
-            target = pool_keys[:, copy.target : copy.target + copy.length]
-            ops.add_turned(source, change, copy.cos, copy.sin, self.rotary, out=target)
-        moved = (values[:, c.probes] - pool_values[:, c.cached]).mean(1) * c.alpha  # (G, D)
-        for span in c.spans:
-            shifts[span] = moved
+        rotary = self.layers.kinds[kind].rotary
+        if (index, kind) not in self._turns:
+            self._turns[index, kind] = (
+                *ops.angles(-c.places, rotary, self.dtype),
+                *ops.angles(-c.locals, rotary, self.dtype),
+            )
+        cos, sin, cached_cos, cached_sin = self._turns[index, kind]
+        fresh = ops.turn(keys[:, c.probes].to(self.dtype), cos, sin, rotary)  # (G, n, D)
+        old = ops.turn(pool_keys[:, c.cached].to(self.dtype), cached_cos, cached_sin, rotary)
+        weights = c.weights.to(self.dtype)
+        pool_keys[:, c.rows] = (weights @ (fresh - old)).to(pool_keys.dtype)
+        moved = (values[:, c.probes] - pool_values[:, c.cached]).to(self.dtype)
+        pool_values[:, c.rows] = (weights @ moved).to(pool_values.dtype)

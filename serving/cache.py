@@ -1,28 +1,36 @@
-"""Where a chunk's KV comes from: the pool, else the store on disk, else a compile now."""
+"""Where a chunk's KV comes from: the pool, else host memory, else the store on disk, else a compile now."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from epicrag.errors import EpicragError
+from epicrag.errors import DeviceError, EpicragError
 from epicrag.serving.compile import Recipe, compile_batch
+from epicrag.serving.host import HostTier
 
 if TYPE_CHECKING:
     from epicrag.index.kvstore import KVStore
-    from epicrag.kernels.ops import Rotary
+    from epicrag.kernels.ops import Layers
     from epicrag.serving.model import ServedModel
-    from epicrag.serving.pool import Pool, Run
+    from epicrag.serving.pool import Pool, Resident, Run
 
 _log = logging.getLogger("epicrag")
 
 BATCH_TOKENS = 1024
 """Tokens compiled in one forward pass: enough for wide products, little enough to stop quickly."""
+
+PIN_SHARE = 0.5
+"""How much of the pool pins may take: the rest is for requests."""
+
+N_KNOWN_KEYS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ class Compiled:
 class ChunkCache:
     """Makes compiled chunks resident in the pool, and stored on disk.
 
-    Every chunk goes through the store's dtype, also when it was compiled this instant, so that an answer
+    What the pool evicts goes to host memory, as far as `host_budget` bytes allow. Every chunk goes through the store's dtype, also when it was compiled this instant, so that an answer
     does not depend on whether its chunks were warm.
     """
 
@@ -45,25 +53,29 @@ class ChunkCache:
         self,
         model: ServedModel,
         pool: Pool,
-        rotary: Rotary,
+        layers: Layers,
         *,
         profile: str,
         system: tuple[int, ...],
         store: KVStore | None,
         store_dtype: torch.dtype,
         meta: Mapping[str, str],
+        host_budget: int = 0,
     ) -> None:
         self._model = model
         self._pool = pool
-        self._rotary = rotary
+        self._layers = layers
         self._system = system
         self._store = store
         self._store_dtype = store_dtype
         self._meta = dict(meta)
         self.profile = profile
-
-    def key(self, recipe: Recipe) -> str:
-        return recipe.key(self.profile)
+        self.host = HostTier(host_budget, page_locked=pool.keys.is_cuda)
+        self.hits: Counter[str] = Counter()
+        """How many chunks came from the "pool", the "host", the "disk", or were "compiled"."""
+        self.pinned_pages = 0
+        self._pins: Counter[str] = Counter()
+        self.key: Callable[[Recipe], str] = lru_cache(N_KNOWN_KEYS)(partial(_key, profile))
 
     @property
     def own_keys(self) -> set[str]:
@@ -73,20 +85,91 @@ class ChunkCache:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of keys and values of one token, as stored."""
-        layers, groups, _, dim = self._pool.keys.shape
-        return 2 * layers * groups * dim * self._store_dtype.itemsize
+        widths = self._pool.keys.shape[-1] + self._pool.values.shape[-1]
+        layers, groups = self._pool.keys.shape[:2]
+        return layers * groups * widths * self._store_dtype.itemsize
 
     def acquire(self, recipe: Recipe) -> tuple[tuple[Run, ...], int]:
         """Pin a chunk in the pool. Returns its rows, and how many tokens had to be computed for it now."""
         key = self.key(recipe)
         computed = 0
-        if not self._pool.has(key):
-            pair = self._load(key, recipe)
+        if self._pool.has(key):
+            self.hits["pool"] += 1
+        else:
+            source, pair = self._find(key, recipe)
             if pair is None:
                 pair = self._compile([recipe], must_store=False)[0]
                 computed = len(recipe.ids)
-            self._pool.fill(key, *pair)
+            self._pool.fill(key, *pair, leave=self._on_leave(key, pair[0].dtype))
+            self.hits[source] += 1
         return self._pool.acquire(key), computed
+
+    def pin(self, recipes: Sequence[Recipe]) -> None:
+        """Keep chunks in the pool and on disk. DeviceError, and none pinned, when they take too much of it."""
+        done: list[Recipe] = []
+        try:
+            for recipe in recipes:
+                self._pin(recipe)
+                done.append(recipe)
+                most = int(self._pool.n_pages * PIN_SHARE)
+                if self.pinned_pages > most:
+                    size = self._pool.page_size
+                    raise DeviceError(
+                        f"pins may hold {most * size:,} tokens of KV memory, and these would hold "
+                        f"{self.pinned_pages * size:,} or more",
+                        "unpin others, or raise kv_memory (--kv-memory)",
+                    )
+        except BaseException:
+            self.unpin(done)
+            raise
+
+    def unpin(self, recipes: Sequence[Recipe]) -> None:
+        """Undo one `pin` of each; those that are not pinned are passed over."""
+        for recipe in recipes:
+            key = self.key(recipe)
+            if key not in self._pins:
+                continue
+            self._pins[key] -= 1
+            self.release(recipe)
+            if not self._pins[key]:
+                del self._pins[key]
+                self.pinned_pages -= self._pool.pages_of(key)
+                if self._store is not None:
+                    self._store.unpin(key)
+
+    def _pin(self, recipe: Recipe) -> None:
+        self.acquire(recipe)
+        key = self.key(recipe)
+        if key not in self._pins:
+            self.pinned_pages += self._pool.pages_of(key)
+            if self._store is not None:
+                self._store.pin(key)
+        self._pins[key] += 1
+
+    def _on_leave(self, key: str, dtype: torch.dtype) -> Callable[[Resident], None] | None:
+        """What the pool does with a chunk before its pages go: keep it in host memory, bit for bit."""
+        if not self.host.budget_bytes:
+            return None
+        own = self._pool.keys.dtype
+        kept = dtype if dtype.itemsize <= own.itemsize else own
+
+        def leave(resident: Resident) -> None:
+            keys, values = (
+                torch.cat(
+                    [block[:, :, run.start : run.start + run.length] for run in resident.runs], 2
+                )
+                for block in (self._pool.keys, self._pool.values)
+            )
+            self.host.put(key, keys, values, kept)
+
+        return leave
+
+    def _find(self, key: str, recipe: Recipe) -> tuple[str, tuple[Tensor, Tensor] | None]:
+        """Look for an entry in the tiers below the pool: where it was, and the entry, or None."""
+        if (pair := self.host.get(key)) is not None:
+            return "host", pair
+        pair = self._load(key, recipe)
+        return ("disk", pair) if pair is not None else ("compiled", None)
 
     def release(self, recipe: Recipe) -> None:
         """Undo one `acquire`."""
@@ -137,8 +220,9 @@ class ChunkCache:
                 _log.warning("damaged KV of a chunk: computing it again (%s)", found.detail)
             return None
         layers, groups, _, dim = self._pool.keys.shape
-        shape = (layers, groups, len(recipe.ids), dim)
-        if tuple(found.keys.shape) != shape or tuple(found.values.shape) != shape:
+        shape = (layers, groups, len(recipe.ids))
+        widths = (dim, self._pool.values.shape[-1])
+        if (found.keys.shape, found.values.shape) != tuple((*shape, width) for width in widths):
             _log.warning("KV entry %s has a foreign shape: computing it again", key[:12])
             self._store.delete(key)
             return None
@@ -159,7 +243,7 @@ class ChunkCache:
                 shared = (len(self._system), self.acquire(system)[0])
             try:
                 chosen = [recipes[i] for i in indices]
-                pairs = compile_batch(self._model, self._pool, self._rotary, chosen, shared)
+                pairs = compile_batch(self._model, self._pool, self._layers, chosen, shared)
             finally:
                 if opens:
                     self.release(system)
@@ -185,3 +269,7 @@ class ChunkCache:
             if must_store:
                 raise
             _log.warning("KV is not kept, and computed again next time: %s", error.message)
+
+
+def _key(profile: str, recipe: Recipe) -> str:
+    return recipe.key(profile)

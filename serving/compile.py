@@ -67,7 +67,7 @@ class Frame:
     system: tuple[int, ...]
     """The neutral system unit, as it opens a prompt."""
     labels: tuple[tuple[int, ...], tuple[int, ...]]
-    """The labels before a prompt's first and second chunk."""
+    """The numbers before a prompt's first and second chunk."""
     sinks: tuple[int, ...]
 
     @classmethod
@@ -82,7 +82,7 @@ class Frame:
     def recipe(
         self, ids: tuple[int, ...], mode: str, before: tuple[int, ...] | None = None
     ) -> Recipe:
-        """The recipe of a chunk in a mode; `before`: ids of the passage before it, for `neighbour`."""
+        """The recipe of a chunk in a mode; `before`: chunk ids of the passage before it, for `neighbour`."""
         if mode == "isolated":
             return Recipe(ids)
         if mode == "sink":
@@ -96,7 +96,7 @@ class Frame:
 def compile_batch(
     model: ServedModel,
     pool: Pool,
-    rotary: ops.Rotary,
+    layers: ops.Layers,
     recipes: Sequence[Recipe],
     shared: tuple[int, tuple[Run, ...]] | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
@@ -117,21 +117,34 @@ def compile_batch(
             ids.extend((*recipe.behind[skip:], *recipe.ids))
             place = torch.arange(skip, skip + length, device=model.device)
             positions.append(place)
-            spans = shared_spans(shared) + private_spans(rows[low : low + length], place)
-            prepared = ops.prepare(place, spans, rotary, compute_dtype(model.dtype))
-            requests.append(Request(low, low + length, rows[low : low + length], prepared))
+            own = rows[low : low + length]
+            spans = shared_spans(shared) + private_spans(own, place)
+            requests.append(Request(low, low + length, own, place, spans))
             low += length
-        model.forward(ids, torch.cat(positions), FlatBatch(pool, rotary, requests), [0])
+        batch = FlatBatch(pool, layers, requests, compute_dtype(model.dtype))
+        model.forward(ids, torch.cat(positions), batch, [0])
         return [
-            _taken(pool, rotary, request.write[-len(recipe.ids) :], len(recipe.behind))
+            _taken(pool, layers, request.write[-len(recipe.ids) :], len(recipe.behind))
             for request, recipe in zip(requests, recipes, strict=True)
         ]
 
 
-def _taken(pool: Pool, rotary: ops.Rotary, rows: Tensor, start: int) -> tuple[Tensor, Tensor]:
+def _taken(pool: Pool, layers: ops.Layers, rows: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """Copy a chunk's rows out of the pool, keys turned back from position `start` to 0."""
-    keys, values = pool.keys[:, :, rows], pool.values[:, :, rows]
-    return (ops.rotate(keys, -start, rotary) if start else keys), values
+    return relocate(pool.keys[:, :, rows], -start, layers), pool.values[:, :, rows]
+
+
+def relocate(keys: Tensor, delta: int, layers: ops.Layers) -> Tensor:
+    """Turn keys (L, G, T, D) by `delta` positions, each layer as its kind turns."""
+    if not delta:
+        return keys
+    if len(layers.kinds) == 1:
+        return ops.rotate(keys, delta, layers.kinds[0].rotary)
+    out = torch.empty_like(keys)
+    for kind, style in enumerate(layers.kinds):
+        chosen = torch.tensor([k == kind for k in layers.of_layer], device=keys.device)
+        out[chosen] = ops.rotate(keys[chosen], delta, style.rotary)
+    return out
 
 
 def shared_spans(shared: tuple[int, tuple[Run, ...]] | None) -> list[ops.Span]:
@@ -139,7 +152,7 @@ def shared_spans(shared: tuple[int, tuple[Run, ...]] | None) -> list[ops.Span]:
     spans: list[ops.Span] = []
     place = 0
     for run in shared[1] if shared else ():
-        spans.append(ops.Span(run.start, run.start, run.length, 0, place))
+        spans.append(ops.Span(run.start, run.length, 0, place))
         place += run.length
     return spans
 
@@ -153,7 +166,7 @@ def private_spans(rows: Tensor, positions: Tensor) -> list[ops.Span]:
     for low, high in zip([0, *cuts], [*cuts, len(rows)], strict=True):
         start = int(rows[low])
         place = positions[low:high]
-        spans.append(ops.Span(start, start, high - low, 0, int(place[0]), explicit=place))
+        spans.append(ops.Span(start, high - low, 0, int(place[0]), explicit=place))
     return spans
 
 

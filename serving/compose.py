@@ -5,8 +5,10 @@ Touches no tensor. Positions are absolute and contiguous: unit after unit, token
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from epicrag.serving.policies import Full, Policy
 from epicrag.serving.prompt import Unit
@@ -14,7 +16,11 @@ from epicrag.serving.prompt import Unit
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One use of a unit in one prompt: positions [start, start + length)."""
+    """One use of a unit in one prompt: positions [start, start + length).
+
+    Of a chunk that is not the prompt's last, `unit.ids` end with its tail; of the last, `unit.tail` is cached and
+    not read.
+    """
 
     unit: Unit
     start: int
@@ -46,7 +52,7 @@ class Layout:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        return tuple(token for segment in self.segments for token in segment.unit.ids)
+        return tuple(chain.from_iterable(segment.unit.ids for segment in self.segments))
 
 
 def compose(units: Sequence[Unit], window: int) -> Layout:
@@ -57,16 +63,20 @@ def compose(units: Sequence[Unit], window: int) -> Layout:
     """
     last = max((unit.piece for unit in units), default=-1)
     keep = last
-    sizes = sum(len(unit.ids) for unit in units)
-    while sizes > window and keep >= 0:
-        sizes -= sum(len(unit.ids) for unit in units if unit.piece == keep)
+    sizes = sum(len(unit.ids) + len(unit.tail) for unit in units)
+    tails = {unit.piece: len(unit.tail) for unit in units if unit.tail}
+    while keep >= 0 and sizes - tails.get(keep, 0) > window:
+        sizes -= sum(len(unit.ids) + len(unit.tail) for unit in units if unit.piece == keep)
         keep -= 1
     segments = []
     start = 0
     for unit in units:
-        if unit.piece <= keep:
-            segments.append(Segment(unit, start))
-            start += len(unit.ids)
+        if unit.piece > keep:
+            continue
+        if unit.tail and unit.piece < keep:
+            unit = replace(unit, ids=unit.ids + unit.tail, tail=())
+        segments.append(Segment(unit, start))
+        start += len(unit.ids)
     return Layout(tuple(segments), last - keep)
 
 
@@ -148,4 +158,16 @@ def plan_prefix(layout: Layout, length: int) -> Plan:
     )
     return replace(
         whole, positions=whole.positions[length:], exact=exact, recomputed=context - exact
+    )
+
+
+def skipped(plan: Plan, low: int, high: int) -> Plan:
+    """A plan whose positions [low, high), before the first chunk, are read exactly instead of computed."""
+    first, last = bisect_left(plan.positions, low), bisect_left(plan.positions, high)
+    n = last - first
+    return replace(
+        plan,
+        positions=plan.positions[:first] + plan.positions[last:],
+        exact=plan.exact + n,
+        fresh=plan.fresh - n,
     )

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from epicrag import errors, types
+from epicrag.kernels import ops
+from epicrag.serving import link, plain
+from epicrag.serving.answer import Answering, Placed
 from epicrag.serving.attention import RefusedModel
 from epicrag.serving.cache import ChunkCache
 from epicrag.serving.compile import Frame, Recipe, check_mode
-from epicrag.serving.compose import Layout, compose, plan
+from epicrag.serving.compose import Layout, compose
 from epicrag.serving.generation import Generation, State
 from epicrag.serving.model import LAYOUT_VERSION, ServedModel
-from epicrag.serving.policies import Full, Policy
+from epicrag.serving.plain import PlainPlaced
+from epicrag.serving.policies import Policy
 from epicrag.serving.pool import Pool
 from epicrag.serving.prefixes import PrefixTree
 from epicrag.serving.prompt import ASKING, ChatFormat, Piece, Prompt
-from epicrag.serving.sample import Sampler, Sampling, TextStream
+from epicrag.serving.sample import Sampling
+from epicrag.serving.schedule import Limits, Scheduler, Ticket
 from epicrag.serving.stitched import Stitched
 from epicrag.serving.tokenizer import UnitTokenizer
-from epicrag.serving.watch import Watch
 
 if TYPE_CHECKING:
     from epicrag.index.kvstore import KVStore
@@ -36,19 +40,15 @@ _log = logging.getLogger("epicrag")
 
 DEFAULT_COMPILE = "neighbour"
 DEFAULT_KV_BYTES = 2 << 30
-
-
-class Steps(Protocol):
-    """What decoding asks for: tokens in, logits out."""
-
-    def step(self, tokens: Sequence[int]) -> Tensor: ...
+DEFAULT_GPU_SHARE = 0.9
 
 
 class Engine:
     """A model with its pool, its chunk cache and its own attention.
 
-    Requests may be read side by side, from one thread or several: they take turns token by token. `refusal`
-    says why reuse is off for this model, and is None when it is on.
+    Answers may be read side by side, from one thread or several: each step computes a token of every one of
+    them, in one forward pass (`schedule.py`). `refusal` says why reuse is off for this model, and is None when
+    it is on.
     """
 
     def __init__(
@@ -61,8 +61,11 @@ class Engine:
         store: KVStore | None = None,
         compile_mode: str = DEFAULT_COMPILE,
         kv_memory_bytes: int = DEFAULT_KV_BYTES,
+        host_kv_memory_bytes: int = 0,
+        gpu_memory_utilization: float = DEFAULT_GPU_SHARE,
         kv_dtype: torch.dtype | None = None,
         namespace: str = "default",
+        limits: Limits | None = None,
         self_check: bool = True,
     ) -> None:
         self.name = name
@@ -71,12 +74,13 @@ class Engine:
         self.chat = chat
         self.compile_mode = check_mode(compile_mode)
         self.refusal: str | None = None
-        self._turn = threading.Lock()
+        self._tokens: Counter[str] = Counter()
         bos = tokenizer.template_ids(chat.bos) if chat.bos else ()
         self.frame = Frame.of(chat, bos[0] if bos else None)
         kv_dtype = kv_dtype or _store_dtype(model.dtype)
+        budget = _pool_bytes(model.device, kv_memory_bytes, gpu_memory_utilization)
         try:
-            self._open(store, kv_memory_bytes, kv_dtype, namespace)
+            self._open(store, budget, host_kv_memory_bytes, kv_dtype, namespace)
             if self_check:
                 from epicrag.serving.selfcheck import check
 
@@ -84,14 +88,20 @@ class Engine:
         except RefusedModel as refused:
             self.refusal = f"no reuse for {name}: {refused}"
             _log.warning("%s; answers are computed by full prefill", self.refusal)
+        self.scheduler = Scheduler(plain.run if self.refusal else link.run, limits)
 
     def _open(
-        self, store: KVStore | None, budget: int, kv_dtype: torch.dtype, namespace: str
+        self,
+        store: KVStore | None,
+        budget: int,
+        host_budget: int,
+        kv_dtype: torch.dtype,
+        namespace: str,
     ) -> None:
         """Read the model's geometry and rotation, and make pool and caches. RefusedModel if it cannot be."""
         model = self.model
         geometry = model.geometry()
-        self.rotary = model.rotary()
+        self.layers = model.kinds()
         self.pool = Pool(
             layers=geometry.layers,
             groups=geometry.groups,
@@ -100,13 +110,12 @@ class Engine:
             dtype=model.dtype,
             device=model.device,
         )
-        frequencies = hashlib.sha256(self.rotary.inv_freq.cpu().numpy().tobytes()).hexdigest()
         parts = {
             "model": model.fingerprint,
             "tokenizer": self.tokenizer.fingerprint,
             "dtype": str(model.dtype),
             "kv_dtype": str(kv_dtype),
-            "rope": f"{self.rotary.dim}:{self.rotary.interleaved}:{frequencies}",
+            "rope": _rope_text(self.layers),
             "layout": str(LAYOUT_VERSION),
             "namespace": namespace,
         }
@@ -116,11 +125,12 @@ class Engine:
         self.cache = ChunkCache(
             model,
             self.pool,
-            self.rotary,
+            self.layers,
             profile=profile,
             system=self.frame.system,
             store=store,
             store_dtype=kv_dtype,
+            host_budget=host_budget,
             meta={"epicrag": "kv", **parts},
         )
         self.prefixes = PrefixTree(self.pool)
@@ -134,17 +144,27 @@ class Engine:
         store: KVStore | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        quantize: str = "none",
         compile_mode: str = DEFAULT_COMPILE,
         kv_memory_bytes: int = DEFAULT_KV_BYTES,
+        host_kv_memory_bytes: int = 0,
+        gpu_memory_utilization: float = DEFAULT_GPU_SHARE,
         kv_dtype: str | None = None,
         namespace: str = "default",
         cache_folder: Path | None = None,
+        limits: Limits | None = None,
         self_check: bool = True,
     ) -> Engine:
-        """Load a model folder. Raises UsageError for a bad folder or flag, DeviceError for device or memory."""
+        """Load a model folder. Raises UsageError for a bad folder or flag, DeviceError for device or memory.
+
+        KV memory is `kv_memory_bytes` on a CPU; on a GPU it is the share `gpu_memory_utilization` of what
+        the weights leave free. `host_kv_memory_bytes` keep the KV of chunks that had to leave it.
+        """
         check_mode(compile_mode)
         tokenizer = UnitTokenizer.load(path)
-        model = ServedModel.load(path, device=device, dtype=dtype, cache_folder=cache_folder)
+        model = ServedModel.load(
+            path, device=device, dtype=dtype, quantize=quantize, cache_folder=cache_folder
+        )
         return cls(
             model,
             tokenizer,
@@ -153,8 +173,11 @@ class Engine:
             store=store,
             compile_mode=compile_mode,
             kv_memory_bytes=kv_memory_bytes,
+            host_kv_memory_bytes=host_kv_memory_bytes,
+            gpu_memory_utilization=gpu_memory_utilization,
             kv_dtype=getattr(torch, kv_dtype) if kv_dtype else None,
             namespace=namespace,
+            limits=limits,
             self_check=self_check,
         )
 
@@ -205,8 +228,9 @@ class Engine:
     ) -> Recipe:
         """The recipe of a chunk in a mode; `ids` where its text is tokenised already."""
         mode = mode or self.compile_mode
-        before = self.tokenizer.ids(piece.before) if piece.before and mode == "neighbour" else None
-        return self.frame.recipe(ids or self.tokenizer.ids(piece.text), mode, before)
+        chunk_ids = self.chat.chunk_ids
+        before = chunk_ids(piece.before) if piece.before and mode == "neighbour" else None
+        return self.frame.recipe(ids or chunk_ids(piece.text), mode, before)
 
     def key_of(self, piece: Piece, mode: str | None = None) -> str:
         """KV key of a chunk in the engine's compile mode, or in another."""
@@ -225,7 +249,7 @@ class Engine:
         recipes = [self.recipe_of(piece, mode) for piece in pieces]
         done = self.cache.ensure_stored([Recipe(self.frame.system), *recipes])
         while True:
-            with self._turn:
+            with self.scheduler.turn():
                 item = next(done, None)
             if item is None:
                 return
@@ -251,7 +275,7 @@ class Engine:
         for index, segment in enumerate(layout.segments):
             if segment.unit.kind == "chunk":
                 piece = prompt.pieces[segment.unit.piece]
-                out[index] = self.recipe_of(piece, mode, segment.unit.ids)
+                out[index] = self.recipe_of(piece, mode, segment.unit.ids + segment.unit.tail)
             elif segment.cacheable:
                 out[index] = Recipe(segment.unit.ids)
         return out
@@ -273,137 +297,181 @@ class Engine:
         sampling: Sampling | None = None,
         mode: str | None = None,
     ) -> Generation:
-        """Answer a prompt. Nothing runs until the first delta is asked for.
+        """Answer a prompt. Nothing runs, and no place in the queue is taken, until the first delta is asked for.
 
-        A prompt with chunks also ends where the model begins a question of its own. Raises UsageError when
-        the question does not fit the window, DeviceError when KV memory runs out.
+        A prompt with chunks also ends where the model begins a question of its own. Reading raises UsageError
+        when the question does not fit the window, DeviceError when KV memory can never hold it, and BusyError
+        when the queue is full.
         """
+        return self._generation(prompt, policy, sampling, mode)[0]
+
+    def submit(
+        self,
+        prompt: Prompt,
+        *,
+        policy: Policy,
+        sampling: Sampling | None = None,
+        mode: str | None = None,
+    ) -> Generation:
+        """`generate`, with a place in the queue at once: whoever reads another answer serves this one too.
+
+        Raises BusyError when the queue is full.
+        """
+        generation, ticket = self._generation(prompt, policy, sampling, mode)
+        self.scheduler.submit(ticket)
+        return generation
+
+    def step(self) -> bool:
+        """Serve every open answer once, for a caller that drives the engine by itself.
+
+        Returns whether anything was done: False says that all wait for their readers, or that there is nothing.
+        """
+        return self.scheduler.step()
+
+    def _generation(
+        self, prompt: Prompt, policy: Policy, sampling: Sampling | None, mode: str | None
+    ) -> tuple[Generation, Ticket]:
         sampling = sampling or Sampling()
         if prompt.pieces:
             sampling = replace(sampling, stop=(*sampling.stop, ASKING))
         state = State()
         chosen = check_mode(policy.compile_mode or mode or self.compile_mode)
-        run = self._run_plain if self.refusal else self._run
-        return Generation(self._by_turns(run(prompt, policy, sampling, chosen, state)), state)
-
-    def _by_turns(self, work: Generator[str]) -> Generator[str]:
-        """Hold the engine only while a token is computed: answers that are read side by side take turns."""
-        try:
-            while True:
-                with self._turn:
-                    delta = next(work, None)
-                if delta is None:
-                    return
-                yield delta
-        finally:
-            with self._turn:
-                work.close()
-
-    def _run(
-        self, prompt: Prompt, policy: Policy, sampling: Sampling, mode: str, state: State
-    ) -> Generator[str]:
-        watch = Watch()
-        with Stitched(self, prompt, policy, mode, sampling.max_tokens) as stitched:
-            start = watch.total()
-            logits = stitched.linked.link()
-            state.prompt_tokens = stitched.layout.n_tokens
-            state.pieces_used = len(prompt.pieces) - stitched.layout.dropped
-            steps = self._steps(stitched.linked, logits[0], sampling, state)
-            first = next(steps, "")
-            now = watch.total()
-            ms = types.Timings(
-                load=stitched.load_ms,
-                stitch=stitched.stitch_ms,
-                select=stitched.select_ms,
-                link=now - start,
-                first_token=now,
-                total=now,
+        place: Callable[[], Placed] = partial(
+            Stitched, self, prompt, policy, chosen, sampling.max_tokens
+        )
+        if self.refusal:
+            place = partial(
+                PlainPlaced, self.model, partial(self.lay_out, prompt, sampling.max_tokens)
             )
-            state.receipt = self._receipt(stitched, ms)
-            yield first
-            yield from steps
-            if policy.reuse == "prefix":
-                stitched.keep_prefix()
-            state.receipt = replace(state.receipt, ms=replace(ms, total=watch.total()))
+        work = Answering(
+            self,
+            place,
+            sampling,
+            state,
+            policy="full" if self.refusal else policy.name,
+            mode=chosen,
+            n_pieces=len(prompt.pieces),
+        )
+        ticket = Ticket(work)
+        return Generation(self.scheduler, ticket, state), ticket
 
-    def _steps(
-        self, linked: Steps, logits: Tensor, sampling: Sampling, state: State
-    ) -> Iterator[str]:
-        """Choose, show and append tokens until an end; the first yield comes with the first token."""
-        sampler = Sampler(sampling)
-        stream = TextStream(self.tokenizer, sampling.stop)
-        while True:
-            token = sampler(logits)
-            state.token_ids.append(token)
-            state.completion_tokens += 1
-            if token in self.model.eos_ids:
-                state.finish_reason = "stop"
-                break
-            text = stream.push(token)
-            if stream.stopped:
-                state.finish_reason = "stop"
-                yield text
-                return
-            yield text
-            if state.completion_tokens >= sampling.max_tokens:
-                break
-            logits = linked.step([token])[0]
-        yield stream.end()
+    # --- what is held ----------------------------------------------------------------------------
 
-    def _receipt(self, stitched: Stitched, ms: types.Timings) -> types.Receipt:
-        """Say what was reused. Chunks compiled in this request count as recomputed: nothing was saved."""
-        cost = stitched.plan
-        exact, moved = cost.exact, cost.stitched
-        late = min(stitched.computed, exact + moved)
-        from_stitched = min(late, moved)
-        return types.Receipt(
-            policy=stitched.policy.name,
-            compile=stitched.mode,
-            context_tokens=cost.exact + cost.stitched + cost.recomputed,
-            exact=exact - (late - from_stitched),
-            stitched=moved - from_stitched,
-            recomputed=cost.recomputed + late,
-            fresh=cost.fresh,
-            dropped_chunks=stitched.layout.dropped,
-            fallback=f"{late} tokens were compiled during the request" if late else None,
-            ms=ms,
+    def pin(self, pieces: Sequence[Piece], mode: str | None = None) -> None:
+        """Keep chunks in the pool until `unpin` is called as often: they are loaded or compiled now.
+
+        Does nothing for a model that reuse is refused for. Raises DeviceError, with nothing pinned, when the
+        pins would leave the requests less than half of the pool.
+        """
+        if self.refusal:
+            return
+        with self.scheduler.turn():
+            self.cache.pin([self.recipe_of(piece, mode) for piece in pieces])
+
+    def unpin(self, pieces: Sequence[Piece], mode: str | None = None) -> None:
+        """Undo one `pin` of each; those that are not pinned are passed over."""
+        if self.refusal:
+            return
+        with self.scheduler.turn():
+            self.cache.unpin([self.recipe_of(piece, mode) for piece in pieces])
+
+    @property
+    def busy_pages(self) -> int:
+        """Pages that running requests and pins hold."""
+        return 0 if self.refusal else self.pool.busy_pages
+
+    @property
+    def pages_for_requests(self) -> int:
+        """Pages that are free when nothing runs."""
+        return 0 if self.refusal else self.pool.n_pages - self.cache.pinned_pages
+
+    def count(self, receipt: types.Receipt) -> None:
+        """Add a request's prompt to what `stats` tells."""
+        kinds = ("exact", "stitched", "recomputed", "fresh")
+        self._tokens.update({kind: getattr(receipt, kind) for kind in kinds})
+        self._tokens["requests"] += 1
+
+    def stats(self) -> Stats:
+        """What runs, who holds the memory, and what was reused since the engine was made."""
+        tokens, scheduler = self._tokens, self.scheduler
+        out = Stats(
+            running=scheduler.n_running,
+            waiting=scheduler.n_waiting,
+            steps=scheduler.steps,
+            requests=tokens["requests"],
+            exact=tokens["exact"],
+            stitched=tokens["stitched"],
+            recomputed=tokens["recomputed"],
+            fresh=tokens["fresh"],
+            generated=scheduler.decoded,
+        )
+        if self.refusal:
+            return out
+        pool, hits = self.pool, self.cache.hits
+        return replace(
+            out,
+            pages=pool.n_pages,
+            pages_free=pool.free_pages,
+            pages_idle=pool.idle_pages,
+            pages_shared=pool.shared_pages,
+            pages_pinned=self.cache.pinned_pages,
+            host_bytes=self.cache.host.nbytes,
+            from_pool=hits["pool"],
+            from_host=hits["host"],
+            from_disk=hits["disk"],
+            compiled=hits["compiled"],
+            prefixes=len(self.prefixes),
         )
 
-    def _run_plain(
-        self, prompt: Prompt, policy: Policy, sampling: Sampling, mode: str, state: State
-    ) -> Generator[str]:
-        """Full prefill by transformers alone: what a model gets that reuse is refused for."""
-        from epicrag.serving.plain import PlainLinked
 
-        watch = Watch()
-        layout = self.lay_out(prompt, sampling.max_tokens)
-        cost = plan(layout, Full(), {})
-        select = watch.lap()
-        linked = PlainLinked(self.model)
-        logits = linked.step(layout.ids)
-        state.prompt_tokens = layout.n_tokens
-        state.pieces_used = len(prompt.pieces) - layout.dropped
-        steps = self._steps(linked, logits[-1], sampling, state)
-        first = next(steps, "")
-        now = watch.total()
-        ms = types.Timings(select=select, link=now - select, first_token=now, total=now)
-        state.receipt = types.Receipt(
-            policy="full",
-            compile=mode,
-            context_tokens=cost.recomputed,
-            exact=0,
-            stitched=0,
-            recomputed=cost.recomputed,
-            fresh=cost.fresh,
-            dropped_chunks=layout.dropped,
-            fallback=self.refusal,
-            ms=ms,
-        )
-        yield first
-        yield from steps
-        state.receipt = replace(state.receipt, ms=replace(ms, total=watch.total()))
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A snapshot of an engine. Tokens and hits are counted since it was made; hits are chunks."""
+
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0
+    requests: int = 0
+    exact: int = 0
+    stitched: int = 0
+    recomputed: int = 0
+    fresh: int = 0
+    generated: int = 0
+    pages: int = 0
+    pages_free: int = 0
+    """Hold nothing."""
+    pages_idle: int = 0
+    """Hold what nobody reads now, and may go."""
+    pages_shared: int = 0
+    """Are read by more than one request."""
+    pages_pinned: int = 0
+    host_bytes: int = 0
+    from_pool: int = 0
+    from_host: int = 0
+    from_disk: int = 0
+    compiled: int = 0
+    prefixes: int = 0
 
 
 def _store_dtype(dtype: torch.dtype) -> torch.dtype:
     """Sixteen bits on disk: the mantissa of float16 for float32 models, the model's own otherwise."""
     return torch.float16 if dtype in (torch.float32, torch.float64) else dtype
+
+
+def _pool_bytes(device: torch.device, kv_memory: int, gpu_share: float) -> int:
+    """Bytes for the pool. On a GPU what is free there counts, after the weights."""
+    if device.type != "cuda":
+        return kv_memory
+    return int(torch.cuda.mem_get_info(device)[0] * gpu_share)
+
+
+def _rope_text(layers: ops.Layers) -> str:
+    """How every layer turns its keys, as text: part of what a KV entry depends on."""
+    kinds = []
+    for kind in layers.kinds:
+        rotary = kind.rotary
+        frequencies = hashlib.sha256(rotary.inv_freq.cpu().numpy().tobytes()).hexdigest()
+        kinds.append(f"{rotary.start}:{rotary.dim}:{rotary.interleaved}:{frequencies}")
+    if len(kinds) == 1:
+        return kinds[0]
+    return "/".join(kinds) + ":" + ",".join(map(str, layers.of_layer))

@@ -8,6 +8,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+QUANTIZE_VERSION = 1
+"""Of how weights are rounded: another rounding makes other KV."""
+
 _SETTINGS = ("config.json", "generation_config.json")
 
 
@@ -25,8 +28,13 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
     return digest
 
 
-def model_fingerprint(folder: Path, cache_folder: Path | None = None) -> str:
-    """Digest of config and weights of a transformers model folder: equal means the same KV."""
+def model_fingerprint(
+    folder: Path, cache_folder: Path | None = None, quantize: str = "none"
+) -> str:
+    """Digest of config and weights of a transformers model folder: equal means the same KV.
+
+    Rounded weights are other weights: `quantize`, and how the rounding is done, is part of it.
+    """
     cache = cache_folder / "digests.json" if cache_folder else None
     total = hashlib.sha256()
     for name in _SETTINGS:
@@ -37,6 +45,8 @@ def model_fingerprint(folder: Path, cache_folder: Path | None = None) -> str:
             total.update(json.dumps(spec, sort_keys=True).encode())
     for weights in sorted(folder.glob("*.safetensors")):
         total.update(f"{weights.name}:{file_digest(weights, cache)}".encode())
+    if quantize != "none":
+        total.update(f"quantize:{quantize}:{QUANTIZE_VERSION}".encode())
     return total.hexdigest()
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from epicrag import types
+
+if TYPE_CHECKING:
+    from epicrag.serving.schedule import Scheduler, Ticket
 
 
 @dataclass(slots=True)
 class State:
-    """What the engine fills in while it writes."""
+    """What the engine fills in while it writes. It may be ahead of what has been read."""
 
-    text: str = ""
     finish_reason: str = "length"
     receipt: types.Receipt | None = None
     prompt_tokens: int = 0
@@ -25,23 +27,28 @@ class State:
 class Generation:
     """An answer being written: iterate over its text deltas; then read `receipt`, `usage` and the rest.
 
-    `close` cancels: pages and pins are given back at once. Leaving a `with` block closes.
+    Asking for a delta computes it, and serves every other open answer in the same step. `close` cancels: pages
+    and pins are given back at once. So does leaving a `with` block, and losing the last reference.
     """
 
-    def __init__(self, deltas: Generator[str], state: State) -> None:
-        self._deltas = deltas
+    def __init__(self, scheduler: Scheduler, ticket: Ticket, state: State) -> None:
+        self._scheduler = scheduler
+        self._ticket = ticket
         self._state = state
+        self._text: list[str] = []
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        delta = next(self._deltas)
-        self._state.text += delta
+        delta = self._scheduler.read(self._ticket)
+        if delta is None:
+            raise StopIteration
+        self._text.append(delta)
         return delta
 
     def close(self) -> None:
-        self._deltas.close()
+        self._scheduler.cancel(self._ticket)
 
     def __enter__(self) -> Self:
         return self
@@ -49,10 +56,13 @@ class Generation:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        self._scheduler.abandon(self._ticket)
+
     @property
     def text(self) -> str:
         """The text so far."""
-        return self._state.text
+        return "".join(self._text)
 
     @property
     def finish_reason(self) -> str:

@@ -1,11 +1,13 @@
 """One request's walk through the model: the link pass over a stitched prompt, then token after token.
 
-`Linked` owns the request's private rows and pins; whatever happens, `close` gives them back.
+A walk is a row of jobs; `run` does the jobs of any number of requests in one forward pass. `Linked` owns the
+request's private rows; whatever happens, `close` gives them back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from epicrag.kernels import ops
-from epicrag.serving.attention import Copied, Correction, FlatBatch, Request
+from epicrag.serving.attention import Correction, FlatBatch, Request
 from epicrag.serving.compile import compute_dtype, private_spans
 
 if TYPE_CHECKING:
@@ -25,42 +27,90 @@ N_SINK_PROBES = 4
 """The first tokens of a chunk are sinks of their own kind: their change is not that of the others."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Fix:
+    """The correction of one chunk: probes of the link pass, and the pool rows that take their mean changes."""
+
+    probes: tuple[int, ...]
+    """Their indices among the plan's positions."""
+    places: tuple[int, ...]
+    """Their positions in the prompt."""
+    locals: tuple[int, ...]
+    """Their positions in the chunk."""
+    cached: tuple[int, ...]
+    """The pool rows that hold them as compiled."""
+    weights: tuple[tuple[float, ...], ...]
+    """A row of weights for each row that is filled."""
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """Some tokens of one request, to be computed in one forward pass with those of others."""
+
+    linked: Linked
+    tokens: Sequence[int]
+    last: int
+    """Of how many tokens, from the end, the logits are wanted."""
+
+
+@dataclass(slots=True, eq=False)
 class Linked:
-    """A stitched prompt in the pool, ready for `link` and then any number of `step`s."""
+    """A stitched prompt in the pool, ready for its link pass and then any number of tokens."""
 
     model: ServedModel
     pool: Pool
-    rotary: ops.Rotary
+    layers: ops.Layers
     layout: Layout
     plan: Plan
     shared: list[ops.Span]
     """Spans over pages that other requests may read too."""
     runs: tuple[Run, ...]
-    """Private rows: the computed tokens, then the generated ones, then corrected copies of keys."""
+    """Private rows: the computed tokens, then the generated ones, then the changes of corrected chunks."""
     rows: Tensor
     """The private rows of tokens, in order: (n_positions + room for generated tokens,)."""
     places: Tensor
     """Their positions."""
-    corrections: tuple[Correction, ...] = ()
-    shifts: Tensor | None = None
-    used: int = field(default=0)
+    fixes: tuple[Fix, ...] = ()
+    used: int = 0
+    _link_spans: list[ops.Span] = field(default_factory=list)
 
-    def link(self, last: int = 1) -> Tensor:
-        """Compute the plan's positions against the whole prompt; logits of the last `last`, (last, V)."""
-        ids = self.layout.ids
-        positions = self.plan.positions
-        tokens = [ids[p] for p in positions]
-        return self._forward(tokens, last, self.corrections)
+    @property
+    def n_left(self) -> int:
+        """Tokens of the link pass that are not computed yet."""
+        return max(0, len(self.plan.positions) - self.used)
 
-    def step(self, tokens: Sequence[int]) -> Tensor:
-        """Append tokens to the prompt; logits after each of them, (len(tokens), V)."""
-        return self._forward(list(tokens), len(tokens), ())
+    @property
+    def is_linked(self) -> bool:
+        return not self.n_left
 
     @property
     def room(self) -> int:
-        """How many more tokens `step` can take."""
+        """How many more tokens can be appended."""
         return len(self.rows) - self.used
+
+    def link_job(self, most: int | None = None, last: int = 1) -> Job:
+        """The next piece of the link pass: `most` tokens, fewer or more so that a chunk's probes stay together.
+
+        The last piece asks for the logits of its last `last` tokens.
+        """
+        low, end = self.used, len(self.plan.positions)
+        high = end if most is None else self._cut(low, min(low + max(1, most), end))
+        ids = self.layout.ids
+        tokens = [ids[p] for p in self.plan.positions[low:high]]
+        return Job(self, tokens, last if high == end else 0)
+
+    def step_job(self, tokens: Sequence[int]) -> Job:
+        """Tokens appended to the prompt; logits after each of them."""
+        return Job(self, tokens, len(tokens))
+
+    def link(self, last: int = 1) -> Tensor:
+        """Compute the plan's positions against the whole prompt; logits of the last `last`, (last, V)."""
+        return run([self.link_job(last=last)])[0]
+
+    def step(self, tokens: Sequence[int]) -> Tensor:
+        """Append tokens to the prompt; logits after each of them, (len(tokens), V)."""
+        return run([self.step_job(tokens)])[0]
 
     def close(self) -> None:
         """Give the private rows back. Safe to call again."""
@@ -68,22 +118,78 @@ class Linked:
         if runs:
             self.pool.release(runs)
 
-    def _forward(self, tokens: list[int], last: int, corrections: tuple[Correction, ...]) -> Tensor:
-        low, high = self.used, self.used + len(tokens)
-        place = self.places[low:high]
-        spans = [*self.shared, *private_spans(self.rows[:high], self.places[:high])]
-        prepared = ops.prepare(place, spans, self.rotary, compute_dtype(self.model.dtype))
-        request = Request(0, len(tokens), self.rows[low:high], prepared, corrections, self.shifts)
-        batch = FlatBatch(self.pool, self.rotary, [request])
-        logits = self.model.forward(tokens, place, batch, range(len(tokens) - last, len(tokens)))
-        self.used = high
-        return logits
+    def _cut(self, low: int, high: int) -> int:
+        """The last place up to `high` where no chunk's probes are divided, or else the first one after it."""
+        groups = [(fix.probes[0], fix.probes[-1] + 1) for fix in self.fixes]
+        index = bisect_right(groups, (high,)) - 1
+        if index < 0 or not groups[index][0] < high < groups[index][1]:
+            return high
+        return groups[index][0] if groups[index][0] > low else groups[index][1]
+
+    def request(self, n_tokens: int, low: int) -> Request:
+        """The request's part of a flat batch that begins at row `low` of it: its next `n_tokens` tokens."""
+        begin, end = self.used, self.used + n_tokens
+        own = [*self._computed(begin), *self._now(begin, end)]
+        fixes = [fix for fix in self.fixes if begin <= fix.probes[0] < end]
+        return Request(
+            low,
+            low + n_tokens,
+            self.rows[begin:end],
+            self.places[begin:end],
+            [*self.shared, *own],
+            _correction(fixes, low - begin, self.model.device) if fixes else None,
+        )
+
+    def _computed(self, end: int) -> list[ops.Span]:
+        """Spans over the private tokens computed so far."""
+        n_link = len(self.plan.positions)
+        if end <= n_link:
+            return private_spans(self.rows[:end], self.places[:end])
+        if not self._link_spans and n_link:
+            self._link_spans = private_spans(self.rows[:n_link], self.places[:n_link])
+        return [*self._link_spans, *self._generated(n_link, end)]
+
+    def _now(self, begin: int, end: int) -> list[ops.Span]:
+        """Spans over the tokens that are about to be computed."""
+        if begin >= len(self.plan.positions):
+            return self._generated(begin, end)
+        return private_spans(self.rows[begin:end], self.places[begin:end])
+
+    def _generated(self, begin: int, end: int) -> list[ops.Span]:
+        """Spans over tokens behind the prompt, which stand at consecutive positions."""
+        spans = private_spans(self.rows[begin:end], self.places[begin:end])
+        return [ops.Span(span.start, span.length, 0, span.first) for span in spans]
+
+
+def run(jobs: Sequence[Job]) -> list[Tensor]:
+    """Do jobs of one model in one forward pass. Returns the wanted logits of each, (last, V).
+
+    Every request has moved on when it returns; none has when it raises.
+    """
+    first = jobs[0].linked
+    ids: list[int] = []
+    wanted: list[int] = []
+    requests = []
+    for job in jobs:
+        requests.append(job.linked.request(len(job.tokens), len(ids)))
+        ids.extend(job.tokens)
+        wanted.extend(range(len(ids) - job.last, len(ids)))
+    batch = FlatBatch(first.pool, first.layers, requests, compute_dtype(first.model.dtype))
+    places = [request.positions for request in requests]
+    positions = places[0] if len(places) == 1 else torch.cat(places)
+    logits = first.model.forward(ids, positions, batch, wanted or [0])
+    out, low = [], 0
+    for job in jobs:
+        job.linked.used += len(job.tokens)
+        out.append(logits[low : low + job.last])
+        low += job.last
+    return out
 
 
 def stitch(
     model: ServedModel,
     pool: Pool,
-    rotary: ops.Rotary,
+    layers: ops.Layers,
     layout: Layout,
     plan: Plan,
     resident: dict[int, tuple[Run, ...]],
@@ -94,100 +200,99 @@ def stitch(
     `resident`: pool rows of each reused segment, by its index; `n_new`: room for generated tokens. Only
     tables are made, no key or value is touched. DeviceError when the private rows do not fit.
     """
-    copied = sum(part.high - part.low for part in plan.reused if part.corrected)
+    corrected = sorted({part.segment for part in plan.reused if part.corrected})
     n_tokens = len(plan.positions) + n_new
-    runs = pool.allocate(n_tokens + copied)
-    device = model.device
+    runs = pool.allocate(n_tokens + len(corrected))
     every = torch.cat([torch.arange(run.start, run.start + run.length) for run in runs])
-    rows = every[:n_tokens].to(device)
+    rows = every[:n_tokens].to(model.device)
     new = torch.arange(layout.n_tokens, layout.n_tokens + n_new)
-    places = torch.cat([torch.tensor(plan.positions, dtype=torch.int64), new]).to(device)
+    places = torch.cat([torch.tensor(plan.positions, dtype=torch.int64), new]).to(model.device)
+    change_of = dict(zip(corrected, every[n_tokens:].tolist(), strict=False))
     shared: list[ops.Span] = []
-    copies: dict[int, list[tuple[Reused, int, ops.Span]]] = {}
-    spare = every[n_tokens:].tolist()
     for part in plan.reused:
-        for span, local in _spans(
-            part, layout.segments[part.segment].start, resident[part.segment]
-        ):
-            if not part.corrected:
-                shared.append(span)
-                continue
-            # The copy may cross from one private run to the next: one span for each stretch of rows.
-            for source, target, length, skip in _stretches(span, spare):
-                moved = ops.Span(target, source, length, span.delta, span.first + skip, span.bias)
-                copies.setdefault(part.segment, []).append((part, local + skip, moved))
-                shared.append(moved)
-    linked = Linked(model, pool, rotary, layout, plan, shared, runs, rows, places)
-    if copies:
-        _prepare_corrections(linked, copies, resident)
-    return linked
+        start = layout.segments[part.segment].start
+        change = change_of.get(part.segment, -1) if part.corrected else -1
+        shared.extend(_spans(part, start, resident[part.segment], change))
+    fixes = _fixes(layout, plan, resident, change_of) if corrected else ()
+    return Linked(model, pool, layers, layout, plan, shared, runs, rows, places, fixes)
 
 
-def _spans(part: Reused, start: int, runs: tuple[Run, ...]) -> list[tuple[ops.Span, int]]:
-    """Spans over rows [part.low, part.high) of a segment that starts at `start`, with their local place."""
+def _spans(part: Reused, start: int, runs: tuple[Run, ...], change: int) -> list[ops.Span]:
+    """Spans over rows [part.low, part.high) of a segment that starts at `start`."""
     out = []
     local = 0
     for run in runs:
         low, high = max(part.low, local), min(part.high, local + run.length)
         if low < high:
             row = run.start + low - local
-            out.append((ops.Span(row, row, high - low, start, start + low, part.bias), low))
+            out.append(ops.Span(row, high - low, start, start + low, part.bias, change=change))
         local += run.length
     return out
 
 
-def _stretches(span: ops.Span, spare: list[int]) -> list[tuple[int, int, int, int]]:
-    """Take target rows for a copy from `spare`: (source, target, length, rows done before)."""
-    out: list[tuple[int, int, int, int]] = []
-    done = 0
-    while done < span.length:
-        target = spare.pop(0)
-        length = 1
-        while done + length < span.length and spare and spare[0] == target + length:
-            spare.pop(0)
-            length += 1
-        out.append((span.key_start + done, target, length, done))
-        done += length
-    return out
-
-
-def _prepare_corrections(
-    linked: Linked,
-    copies: dict[int, list[tuple[Reused, int, ops.Span]]],
+def _fixes(
+    layout: Layout,
+    plan: Plan,
     resident: dict[int, tuple[Run, ...]],
-) -> None:
-    """Work out the index tables and rotations of every corrected chunk, once for all layers."""
-    device, rotary = linked.model.device, linked.rotary
-    dtype = compute_dtype(linked.model.dtype)
-    order = {position: index for index, position in enumerate(linked.plan.positions)}
-    index_of = {span: index for index, span in enumerate(linked.shared)}
-    corrections = []
-    for segment, parts in copies.items():
-        start = linked.layout.segments[segment].start
-        n_recomputed = min(part.low for part, _, _ in parts)
-        probes = range(min(N_SINK_PROBES, n_recomputed // 2), n_recomputed)
-        local = torch.tensor(list(probes), device=device)
-        rows = torch.cat([torch.arange(r.start, r.start + r.length) for r in resident[segment]])
-        made = []
-        for _, low, span in parts:
-            where = torch.arange(low, low + span.length, device=device)
-            made.append(
-                Copied(
-                    span.value_start, span.key_start, span.length, *ops.angles(where, rotary, dtype)
-                )
-            )
-        corrections.append(
-            Correction(
-                linked.plan.alpha,
-                torch.tensor([order[start + row] for row in probes], device=device),
-                rows[list(probes)].to(device),
-                *ops.angles(-(local + start), rotary, dtype),
-                *ops.angles(-local, rotary, dtype),
-                tuple(made),
-                tuple(index_of[span] for _, _, span in parts),
+    change_of: dict[int, int],
+) -> tuple[Fix, ...]:
+    """For each corrected chunk: its probes, which are its recomputed tokens but the first few."""
+    positions = plan.positions
+    fixes = []
+    for index, row in change_of.items():
+        segment = layout.segments[index]
+        first, last = bisect_left(positions, segment.start), bisect_left(positions, segment.end)
+        first += min(N_SINK_PROBES, (last - first) // 2)
+        if first == last:
+            continue
+        places = positions[first:last]
+        local = tuple(place - segment.start for place in places)
+        weights = (plan.alpha / len(places),) * len(places)
+        fixes.append(
+            Fix(
+                tuple(range(first, last)),
+                places,
+                local,
+                tuple(_rows_at(resident[index], local)),
+                (weights,),
+                (row,),
             )
         )
-    linked.corrections = tuple(corrections)
-    layers, groups, _, dim = linked.pool.values.shape
-    n_spans = len(linked.shared) + len(linked.runs)
-    linked.shifts = linked.pool.values.new_zeros((layers, n_spans, groups, dim))
+    return tuple(fixes)
+
+
+def _rows_at(runs: Sequence[Run], local: Sequence[int]) -> Iterator[int]:
+    """The pool rows at ascending places of a chunk."""
+    if len(runs) == 1:
+        yield from (runs[0].start + n for n in local)
+        return
+    passed, place = 0, iter(runs)
+    run = next(place)
+    for n in local:
+        while n - passed >= run.length:
+            passed, run = passed + run.length, next(place)
+        yield run.start + n - passed
+
+
+def _correction(fixes: Sequence[Fix], offset: int, device: torch.device) -> Correction:
+    """The corrections of several chunks as one: their weights stand in one matrix."""
+    n_probes = sum(len(fix.probes) for fix in fixes)
+    weights = torch.zeros(sum(len(fix.rows) for fix in fixes), n_probes)
+    row = column = 0
+    for fix in fixes:
+        block = torch.tensor(fix.weights)
+        weights[row : row + len(fix.rows), column : column + len(fix.probes)] = block
+        row, column = row + len(fix.rows), column + len(fix.probes)
+
+    def table(name: str) -> Tensor:
+        found = [value for fix in fixes for value in getattr(fix, name)]
+        return torch.tensor(found, device=device)
+
+    return Correction(
+        table("probes") + offset,
+        table("places"),
+        table("cached"),
+        table("locals"),
+        weights.to(device),
+        table("rows"),
+    )

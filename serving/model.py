@@ -20,6 +20,8 @@ from epicrag.kernels import ops
 from epicrag.serving import attention
 from epicrag.serving.attention import RefusedModel
 from epicrag.serving.fingerprint import model_fingerprint
+from epicrag.serving.forward import Fast, choose
+from epicrag.serving.weights import stored_kind
 
 LAYOUT_VERSION = 1
 """Of the KV entries: keys and values (L, G, T, D), keys rotated to local positions 0, 1, 2 …"""
@@ -47,6 +49,9 @@ class ServedModel:
         self.device: torch.device = parameter.device
         self.dtype: torch.dtype = parameter.dtype
         self.eos_ids = _eos_ids(module)
+        self.forward_kind = "transformers' modeling code: nothing else was asked for"
+        """Which forward pass runs, and where it is not the fast one, why."""
+        self._fast: Fast | None = None
 
     @classmethod
     def load(
@@ -55,9 +60,13 @@ class ServedModel:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        quantize: str = "none",
         cache_folder: Path | None = None,
     ) -> ServedModel:
-        """Load a model folder. DeviceError for a missing device or memory, UsageError for a bad folder."""
+        """Load a model folder. DeviceError for a missing device or memory, UsageError for a bad folder.
+
+        UsageError, too, for `quantize` "int8" where the model or device cannot be run with it.
+        """
         from transformers import AutoConfig, AutoModelForCausalLM
 
         if not (folder / "config.json").is_file():
@@ -87,7 +96,10 @@ class ServedModel:
                 f"{folder} cannot be loaded as a causal language model: {error}",
                 "name a model of `epicrag models list`, or a folder saved by transformers",
             ) from error
-        return cls(module, model_fingerprint(folder, cache_folder), _window(config))
+        fingerprint = model_fingerprint(folder, cache_folder, quantize)
+        model = cls(module, fingerprint, _window(config))
+        model._fast, model.forward_kind = choose(model, stored_kind(folder), quantize)
+        return model
 
     @property
     def config(self) -> Any:
@@ -105,7 +117,23 @@ class ServedModel:
     def forward(
         self, ids: Sequence[int], positions: Tensor, batch: attention.Batch, rows: Sequence[int]
     ) -> Tensor:
-        """Run the flat batch once. ids, positions: (T,); returns the logits of `rows`, (len(rows), V)."""
+        """Run the flat batch once. ids, positions: (T,); returns the logits of `rows`, (len(rows), V).
+
+        Empty where the batch had enough before the last layer. The keys and values that the batch is given
+        may be memory that the next layer overwrites.
+        """
+        try:
+            if self._fast is not None:
+                return self._fast(ids, positions, batch, rows)
+            return self.modeling_logits(ids, positions, batch, rows)
+        except attention.Enough:
+            return torch.empty(0, device=self.device)
+
+    @torch.inference_mode()
+    def modeling_logits(
+        self, ids: Sequence[int], positions: Tensor, batch: attention.Batch, rows: Sequence[int]
+    ) -> Tensor:
+        """`forward` by transformers' modeling code. Passes on what `batch.attend` raises."""
         with self._attention(attention.NAME):
             out = self.module(
                 input_ids=torch.tensor([list(ids)], device=self.device),
@@ -158,6 +186,11 @@ class ServedModel:
         raise RefusedModel(
             "no rotation by its own frequencies carries a key from one position to another"
         )
+
+    def kinds(self) -> ops.Layers:
+        """How each layer reads its keys. RefusedModel where it cannot be told."""
+        kind = ops.LayerKind(self.rotary())
+        return ops.Layers((kind,), (0,) * self.geometry().layers)
 
     def layer0_keys(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
         """The first layer's keys, as the model itself turns them, (G, T, D) in float32."""

@@ -1,14 +1,14 @@
 """The page pool: one block of memory for the keys and values of all requests, allocated once.
 
 Rows are tokens; pages of `page_size` rows are the unit of allocation; a run is a stretch of neighbouring
-rows. Chunks that are read by running requests are pinned by reference counts; chunks nobody reads stay until
-their pages are needed (least recently used first). Pages shared by requests are never written after `fill`.
+rows. What is resident under a key (a chunk, an exact prefix) is pinned by the requests that read it, and stays
+afterwards until its pages are needed: least recently used first. Resident pages are never written again.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from epicrag.errors import DeviceError
+from epicrag.serving.pages import FreePages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,21 +29,36 @@ class Run(NamedTuple):
     length: int
 
 
+class NoPagesError(DeviceError):
+    """More pages are needed than can be freed now; `pages` were asked for, `busy` cannot be freed."""
+
+    def __init__(self, message: str, *, pages: int, busy: int) -> None:
+        super().__init__(message, "raise kv_memory (--kv-memory), or ask with fewer chunks (-k)")
+        self.pages = pages
+        self.busy = busy
+
+
 @dataclass(slots=True)
 class Resident:
-    """A chunk whose pages are in the pool."""
+    """What has pages in the pool under a key."""
 
     runs: tuple[Run, ...]
     """The rows in use."""
     pages: tuple[Run, ...]
     """The whole pages they stand in, as rows."""
+    n_pages: int
+    leave: Callable[[Resident], None] | None = None
+    """Told just before the pages go."""
+    parent: str | None = None
+    """The resident whose rows this one's rows were computed behind: it goes later, and is read with it."""
     readers: int = 0
+    children: int = 0
 
 
 class Pool:
-    """Keys and values, each (L, G, R, D), and the free list of their pages.
+    """Keys (L, G, R, D) and values (L, G, R, V), and who has which of their pages.
 
-    Raises DeviceError when a request needs more pages than can be freed: nothing else is touched then.
+    Raises NoPagesError when more pages are needed than can be freed: nothing is touched then.
     """
 
     def __init__(
@@ -51,12 +67,14 @@ class Pool:
         layers: int,
         groups: int,
         head_dim: int,
+        value_dim: int | None = None,
         budget_bytes: int,
         dtype: torch.dtype,
         device: torch.device,
         page_size: int = 16,
     ) -> None:
-        row_bytes = 2 * layers * groups * head_dim * dtype.itemsize
+        value_dim = head_dim if value_dim is None else value_dim
+        row_bytes = layers * groups * (head_dim + value_dim) * dtype.itemsize
         pages = budget_bytes // (row_bytes * page_size)
         if pages < 1:
             raise DeviceError(
@@ -68,90 +86,121 @@ class Pool:
         self.row_bytes = row_bytes
         self.n_pages = pages
         # Zeros would touch every page now; an empty tensor costs memory only as it is used.
-        shape = (layers, groups, pages * page_size, head_dim)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
-        self._free: list[Run] = [Run(0, pages)]  # in pages, sorted by start, never adjacent
-        self._residents: OrderedDict[str, Resident] = OrderedDict()
+        rows = pages * page_size
+        self.keys = torch.empty((layers, groups, rows, head_dim), dtype=dtype, device=device)
+        self.values = torch.empty((layers, groups, rows, value_dim), dtype=dtype, device=device)
+        self._free = FreePages(pages)
+        self._residents: dict[str, Resident] = {}
+        self._idle: OrderedDict[str, Resident] = OrderedDict()  # may go now, in this order
+        self._unread = 0  # pages of residents without a reader: all of them can be freed in the end
 
     # --- pages -----------------------------------------------------------------------------------
 
     @property
     def free_pages(self) -> int:
-        return sum(run.length for run in self._free)
+        """Pages that hold nothing."""
+        return self._free.count
+
+    @property
+    def idle_pages(self) -> int:
+        """Pages of residents that nobody reads: they can be freed."""
+        return self._unread
+
+    @property
+    def busy_pages(self) -> int:
+        """Pages that cannot be freed now: of running requests, and of what they read."""
+        return self.n_pages - self._free.count - self._unread
+
+    @property
+    def shared_pages(self) -> int:
+        """Pages that more than one reader reads."""
+        return sum(r.n_pages for r in self._residents.values() if r.readers > 1)
+
+    def expect(self, rows: int, n_pages: int) -> None:
+        """Raise NoPagesError when `rows` rows will never fit into `n_pages` pages."""
+        pages = -(-rows // self.page_size)
+        if pages > n_pages:
+            raise NoPagesError(
+                f"the request needs {rows:,} tokens of KV memory; there are {n_pages * self.page_size:,}",
+                pages=pages,
+                busy=self.busy_pages,
+            )
 
     def allocate(self, rows: int) -> tuple[Run, ...]:
-        """Return runs of at least `rows` rows in all, as few as possible; evicts idle chunks if it must."""
+        """Return runs of at least `rows` rows in all, as few as possible; evicts idle residents if it must."""
         pages = -(-rows // self.page_size)
-        while self.free_pages < pages:
-            if not self._evict_one():
-                raise DeviceError(
-                    f"the request needs {pages * self.page_size:,} tokens of KV memory; "
-                    f"{self.free_pages * self.page_size:,} of {self.n_pages * self.page_size:,} are free",
-                    "raise kv_memory (--kv-memory), or ask with fewer chunks (-k)",
-                )
-        return tuple(
-            Run(r.start * self.page_size, r.length * self.page_size) for r in self._take(pages)
-        )
+        if self._free.count + self._unread < pages:
+            raise NoPagesError(
+                f"the request needs {pages * self.page_size:,} tokens of KV memory; "
+                f"{(self.n_pages - self.busy_pages) * self.page_size:,} of "
+                f"{self.n_pages * self.page_size:,} are free",
+                pages=pages,
+                busy=self.busy_pages,
+            )
+        while self._free.count < pages:
+            self._evict_one()
+        size = self.page_size
+        return tuple(Run(start * size, n * size) for start, n in self._free.take(pages))
 
     def release(self, runs: Sequence[Run]) -> None:
         """Give runs back that `allocate` returned."""
-        pages = [Run(run.start // self.page_size, run.length // self.page_size) for run in runs]
-        merged: list[Run] = []
-        for run in sorted([*self._free, *pages]):
-            if merged and merged[-1].start + merged[-1].length == run.start:
-                merged[-1] = Run(merged[-1].start, merged[-1].length + run.length)
-            else:
-                merged.append(run)
-        self._free = merged
+        for run in runs:
+            self._free.give(run.start // self.page_size, run.length // self.page_size)
 
-    def _take(self, pages: int) -> list[Run]:
-        """Take pages from the free list: the tightest single run, or else the largest ones first."""
-        fitting = [run for run in self._free if run.length >= pages]
-        if fitting:
-            return [self._cut(min(fitting, key=lambda run: run.length), pages)]
-        taken: list[Run] = []
-        for run in sorted(self._free, key=lambda run: -run.length):
-            part = min(run.length, pages - sum(t.length for t in taken))
-            taken.append(self._cut(run, part))
-            if sum(t.length for t in taken) == pages:
-                break
-        return taken
+    @contextmanager
+    def private(self, rows: int) -> Iterator[tuple[Run, ...]]:
+        """Rows for one request's own tokens, given back at the end whatever happens."""
+        runs = self.allocate(rows)
+        try:
+            yield runs
+        finally:
+            self.release(runs)
 
-    def _cut(self, run: Run, pages: int) -> Run:
-        """Take the first pages of a free run."""
-        self._free.remove(run)
-        if run.length > pages:
-            self._free.append(Run(run.start + pages, run.length - pages))
-            self._free.sort()
-        return Run(run.start, pages)
-
-    # --- chunks ----------------------------------------------------------------------------------
+    # --- residents -------------------------------------------------------------------------------
 
     def has(self, key: str) -> bool:
         return key in self._residents
 
-    def fill(self, key: str, keys: Tensor, values: Tensor) -> None:
-        """Copy a compiled chunk in, keys and values (L, G, T, D), cast once to the pool's dtype."""
+    def fill(
+        self,
+        key: str,
+        keys: Tensor,
+        values: Tensor,
+        leave: Callable[[Resident], None] | None = None,
+    ) -> None:
+        """Copy a compiled chunk in, keys (L, G, T, D) and values (L, G, T, V), cast in the one copy.
+
+        `leave` is told before the chunk's pages go.
+        """
         if key in self._residents:
             return
         rows = keys.shape[2]
         pages = self.allocate(rows)
-        runs, done = [], 0
-        for page_run in pages:
-            run = Run(page_run.start, min(page_run.length, rows - done))
-            self.keys[:, :, run.start : run.start + run.length] = keys[
-                :, :, done : done + run.length
-            ]
-            self.values[:, :, run.start : run.start + run.length] = values[
-                :, :, done : done + run.length
-            ]
-            runs.append(run)
-            done += run.length
-        self._residents[key] = Resident(tuple(runs), pages=pages)
+        try:
+            runs = _used(pages, rows)
+            done = 0
+            for start, n in runs:
+                self.keys[:, :, start : start + n] = keys[:, :, done : done + n]
+                self.values[:, :, start : start + n] = values[:, :, done : done + n]
+                done += n
+        except BaseException:
+            self.release(pages)
+            raise
+        self._add(key, runs, pages, leave, None)
 
-    def adopt(self, key: str, runs: Sequence[Run], rows: int) -> None:
-        """Keep a request's private runs, whose first `rows` rows are in use, under a key; free the rest."""
+    def adopt(
+        self,
+        key: str,
+        runs: Sequence[Run],
+        rows: int,
+        *,
+        parent: str | None = None,
+        leave: Callable[[Resident], None] | None = None,
+    ) -> None:
+        """Keep a request's private runs, whose first `rows` rows are in use, under a key; free the rest.
+
+        `parent`: the resident, in the pool, whose rows come before these.
+        """
         kept, owned, spare = [], [], []
         for run in runs:
             used = min(run.length, rows)
@@ -163,57 +212,111 @@ class Pool:
             if run.length > pages:
                 spare.append(Run(run.start + pages, run.length - pages))
         self.release(spare)
-        self._residents[key] = Resident(tuple(kept), pages=tuple(owned))
+        self._add(key, tuple(kept), tuple(owned), leave, parent)
+
+    def rows_of(self, key: str) -> tuple[Run, ...]:
+        """The rows of a resident, without pinning it."""
+        return self._residents[key].runs
+
+    def pages_of(self, key: str) -> int:
+        return self._residents[key].n_pages
 
     def acquire(self, key: str) -> tuple[Run, ...]:
-        """Pin a resident chunk for one reader and return its rows."""
-        resident = self._residents[key]
-        resident.readers += 1
-        self._residents.move_to_end(key)
-        return resident.runs
+        """Pin a resident, and those it stands behind, for one reader; returns its own rows."""
+        for resident in self._line(key):
+            if not resident.readers:
+                self._unread -= resident.n_pages
+            resident.readers += 1
+        self._idle.pop(key, None)
+        return self._residents[key].runs
 
     def unpin(self, key: str) -> None:
         """Undo one `acquire`."""
-        self._residents[key].readers -= 1
+        for resident in self._line(key):
+            resident.readers -= 1
+            if not resident.readers:
+                self._unread += resident.n_pages
+        self._settle(key)
 
     def drop(self, key: str) -> None:
-        """Forget a chunk that nobody reads."""
+        """Forget a resident that nobody reads or stands behind."""
         resident = self._residents[key]
-        assert resident.readers == 0, "a chunk in use cannot be dropped"
+        assert not resident.readers and not resident.children, "what is in use cannot be dropped"
+        if resident.leave is not None:
+            resident.leave(resident)
         del self._residents[key]
+        self._idle.pop(key, None)
+        self._unread -= resident.n_pages
         self.release(resident.pages)
+        if resident.parent is not None:
+            self._residents[resident.parent].children -= 1
+            self._settle(resident.parent)
 
     def drop_idle(self) -> None:
-        """Forget every chunk that nobody reads."""
-        while self._evict_one():
-            pass
+        """Forget everything that nobody reads."""
+        while self._idle:
+            self._evict_one()
 
-    def _evict_one(self) -> bool:
-        for key, resident in self._residents.items():
-            if resident.readers == 0:
-                self.drop(key)
-                return True
-        return False
+    def _add(
+        self,
+        key: str,
+        runs: tuple[Run, ...],
+        pages: tuple[Run, ...],
+        leave: Callable[[Resident], None] | None,
+        parent: str | None,
+    ) -> None:
+        n_pages = sum(run.length for run in pages) // self.page_size
+        self._residents[key] = Resident(runs, pages, n_pages, leave, parent)
+        self._unread += n_pages
+        if parent is not None:
+            self._residents[parent].children += 1
+            self._idle.pop(parent, None)
+        self._settle(key)
 
-    @contextmanager
-    def private(self, rows: int) -> Iterator[tuple[Run, ...]]:
-        """Rows for one request's own tokens, given back at the end whatever happens."""
-        runs = self.allocate(rows)
-        try:
-            yield runs
-        finally:
-            self.release(runs)
+    def _line(self, key: str | None) -> Iterator[Resident]:
+        """A resident and those it stands behind."""
+        while key is not None:
+            resident = self._residents[key]
+            yield resident
+            key = resident.parent
+
+    def _settle(self, key: str) -> None:
+        """Put a resident that may go at the end of the line of those that may."""
+        resident = self._residents[key]
+        if not resident.readers and not resident.children:
+            self._idle[key] = resident
+            self._idle.move_to_end(key)
+
+    def _evict_one(self) -> None:
+        self.drop(next(iter(self._idle)))
 
     def check(self) -> None:
         """Assert that every page is free or owned, once. For tests; private pages must be released."""
-        owned = [run for resident in self._residents.values() for run in resident.pages]
+        size = self.page_size
         pages = [
             page
-            for run in owned
-            for page in range(
-                run.start // self.page_size, (run.start + run.length) // self.page_size
-            )
+            for resident in self._residents.values()
+            for run in resident.pages
+            for page in range(run.start // size, (run.start + run.length) // size)
         ]
-        free = [page for run in self._free for page in range(run.start, run.start + run.length)]
+        free = [page for start, n in self._free for page in range(start, start + n)]
         assert sorted(pages + free) == list(range(self.n_pages)), "pages lost or owned twice"
-        assert all(resident.readers >= 0 for resident in self._residents.values())
+        assert len(free) == self._free.count
+        quiet = [r for r in self._residents.values() if not r.readers]
+        assert self._unread == sum(r.n_pages for r in quiet)
+        assert set(self._idle) == {
+            k for k, r in self._residents.items() if not r.readers and not r.children
+        }
+        for key, resident in self._residents.items():
+            assert resident.readers >= 0
+            born = [r for r in self._residents.values() if r.parent == key]
+            assert resident.children == len(born)
+
+
+def _used(pages: Sequence[Run], rows: int) -> tuple[Run, ...]:
+    """The first `rows` rows of some runs."""
+    runs = []
+    for run in pages:
+        runs.append(Run(run.start, min(run.length, rows)))
+        rows -= runs[-1].length
+    return tuple(runs)

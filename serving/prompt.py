@@ -18,6 +18,10 @@ DEFAULT_SYSTEM = (
 ASKING = "\n\nQuestion:"
 """What stands between the documents and the question. A model that writes it has finished its answer."""
 
+LEAD, TAIL = "] ", "\n\n["
+"""What stands around a passage's number. Each chunk is cached with the first in front and the second behind it, so
+that of its label only the number itself is computed for each prompt."""
+
 UnitKind = Literal["system", "label", "chunk", "history", "question"]
 
 
@@ -37,7 +41,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What one request asks. `labels` puts a fresh "[n] " before each chunk, outside its cached text."""
+    """What one request asks. `labels` numbers the chunks, [1], [2] …; the numbers are outside their cached text."""
 
     question: str
     pieces: tuple[Piece, ...] = ()
@@ -53,6 +57,8 @@ class Unit:
     kind: UnitKind
     ids: tuple[int, ...]
     piece: int = -1
+    tail: tuple[int, ...] = ()
+    """Ids behind a chunk that lead over to the next one: cached with it, and left out where it is the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,8 @@ class ChatFormat:
     def units(self, prompt: Prompt) -> list[Unit]:
         """Lay a prompt out: system, history, label and chunk by turns, question. Every unit stands alone."""
         plain, control = self.tokenizer.ids, self.tokenizer.template_ids
-        opening = "Documents:" if prompt.pieces else ""
+        lead, tail = (plain(LEAD), plain(TAIL)) if prompt.labels else ((), plain("\n\n"))
+        opening = ("Documents:" + (TAIL if prompt.labels else "\n\n")) if prompt.pieces else ""
         turns = [turn.role for turn in prompt.history]
         frame = self.frame(["system", *turns, "user"])
         merged = frame is None  # no system role: it opens the first user message instead
@@ -124,13 +131,16 @@ class ChatFormat:
         else:
             units.append(Unit("system", (*system, *control(frame[1]), *plain(opening))))
         for index, piece in enumerate(prompt.pieces):
-            units.append(Unit("label", plain(self.label(index, prompt.labels)), index))
-            units.append(Unit("chunk", plain(piece.text), index))
+            if prompt.labels:
+                units.append(Unit("label", plain(str(index + 1)), index))
+            units.append(Unit("chunk", (*lead, *plain(piece.text)), index, tail))
         question = f"{ASKING} {prompt.question}" if prompt.pieces else prompt.question
         units.append(Unit("question", (*plain(question), *control(frame[-1]))))
         return [unit for unit in units if unit.ids]
 
-    @staticmethod
-    def label(index: int, numbered: bool = True) -> str:
-        """The fresh text before chunk `index` (from 0)."""
-        return f"\n\n[{index + 1}] " if numbered else "\n\n"
+    def chunk_ids(self, text: str, labels: bool = True) -> tuple[int, ...]:
+        """The ids that are cached for a chunk: its text, with what joins it to its number and to the next chunk."""
+        plain = self.tokenizer.ids
+        if labels:
+            return (*plain(LEAD), *plain(text), *plain(TAIL))
+        return (*plain(text), *plain("\n\n"))

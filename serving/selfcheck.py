@@ -12,7 +12,7 @@ import torch
 from epicrag.errors import EpicragError
 from epicrag.kernels import ops
 from epicrag.serving.attention import RefusedModel
-from epicrag.serving.compile import Recipe, compile_batch
+from epicrag.serving.compile import Recipe, compile_batch, relocate
 from epicrag.serving.compose import Layout, Segment, plan
 from epicrag.serving.link import stitch
 from epicrag.serving.policies import Full, LegoLink, Policy
@@ -59,11 +59,11 @@ def _logits(engine: Engine, layout: Layout, policy: Policy) -> Tensor:
     resident = {}
     try:
         for index, recipe in recipes.items():
-            pair = compile_batch(engine.model, engine.pool, engine.rotary, [recipe])[0]
+            pair = compile_batch(engine.model, engine.pool, engine.layers, [recipe])[0]
             engine.pool.fill(f"check:{index}", *pair)
             resident[index] = engine.pool.acquire(f"check:{index}")
         cost = plan(layout, policy, reused)
-        linked = stitch(engine.model, engine.pool, engine.rotary, layout, cost, resident, 1)
+        linked = stitch(engine.model, engine.pool, engine.layers, layout, cost, resident, 1)
         try:
             return linked.link()[0].float()
         finally:
@@ -76,8 +76,10 @@ def _logits(engine: Engine, layout: Layout, policy: Policy) -> Tensor:
 
 def _check_relocation(engine: Engine, ids: tuple[int, ...]) -> None:
     """A chunk compiled at 0 and turned to 100 must equal the same chunk compiled at 100."""
-    at_zero, _ = compile_batch(engine.model, engine.pool, engine.rotary, [Recipe(ids)])[0]
-    moved = ops.rotate(at_zero[0].float(), 100, engine.rotary)
+    at_zero, _ = compile_batch(engine.model, engine.pool, engine.layers, [Recipe(ids)])[0]
+    moved = relocate(
+        at_zero[:1].float(), 100, ops.Layers(engine.layers.kinds, engine.layers.of_layer[:1])
+    )[0]
     there = engine.model.layer0_keys(ids, range(100, 100 + len(ids)))
     error = float((moved - there).abs().max() / there.abs().max())
     if error > _TOLERANCE[engine.model.dtype]:

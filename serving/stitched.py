@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from epicrag.kernels import ops
-from epicrag.serving.compose import plan, plan_prefix
+from epicrag.serving.compose import plan, plan_prefix, skipped
 from epicrag.serving.link import Linked, stitch
-from epicrag.serving.prefixes import Match
+from epicrag.serving.prefixes import Match, cut
 from epicrag.serving.watch import Watch
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from epicrag.serving.policies import Policy
     from epicrag.serving.pool import Run
     from epicrag.serving.prompt import Prompt
+
+
+_ROOT = "chunks"
+"""Of private prefixes: they are computed over a system prompt that passed through the store's sixteen bits."""
 
 
 class Stitched:
@@ -29,6 +34,9 @@ class Stitched:
         """Tokens that had to be compiled for this prompt, because no tier had them."""
         self._pins: list[Recipe] = []
         self._prefix = Match()
+        """What was found of earlier prompts, exactly."""
+        self._system: Recipe | None = None
+        """The system prompt, where it was found alone."""
         self._linked: Linked | None = None
         watch = Watch()
         self.policy = policy
@@ -43,11 +51,14 @@ class Stitched:
 
     def _open(self, prompt: Prompt, n_new: int, watch: Watch) -> None:
         engine = self._engine
+        engine.pool.expect(self._least_rows(n_new), engine.pages_for_requests)
         recipes = engine.recipes(self.layout, prompt, self.mode)
         resident: dict[int, tuple[Run, ...]] = {}
         exact: dict[int, bool] = {}
+        ids = self.layout.ids
+        system = 0
         if self.policy.reuse == "chunks":
-            ids = self.layout.ids
+            system = self._find_private(ids, recipes, resident, exact)
             for index, recipe in recipes.items():
                 resident[index], computed = engine.cache.acquire(recipe)
                 self._pins.append(recipe)
@@ -56,31 +67,85 @@ class Stitched:
                 exact[index] = len(recipe.behind) == start and recipe.behind == ids[:start]
         self.load_ms = watch.lap()
         self.plan = plan(self.layout, self.policy, exact)
+        if self._prefix.length:
+            self.plan = skipped(self.plan, system, self._prefix.length)
         if self.policy.reuse == "prefix":
-            self._prefix = engine.prefixes.match(self.layout.ids)
+            self._prefix = engine.prefixes.match(ids)
             self.plan = plan_prefix(self.layout, self._prefix.length)
         self.select_ms += watch.lap()
         self._linked = stitch(
-            engine.model, engine.pool, engine.rotary, self.layout, self.plan, resident, n_new
+            engine.model, engine.pool, engine.layers, self.layout, self.plan, resident, n_new
         )
-        if self._prefix.length:
-            place = 0
-            for run in self._prefix.runs:
-                self._linked.shared.append(ops.Span(run.start, run.start, run.length, 0, place))
-                place += run.length
+        self._linked.shared.extend(_spans(self._prefix, system))
         self.stitch_ms = watch.lap()
+
+    def _least_rows(self, n_new: int) -> int:
+        """Rows that the prompt takes at least, whatever is found: a chunk that stands in it twice counts once."""
+        rows = self.layout.n_tokens + n_new
+        if rows <= self._engine.pages_for_requests * self._engine.pool.page_size:
+            return rows
+        chunks = [s.unit.ids for s in self.layout.segments if s.unit.kind == "chunk"]
+        return rows - sum(map(len, chunks)) + sum(map(len, set(chunks)))
 
     @property
     def linked(self) -> Linked:
         assert self._linked is not None
         return self._linked
 
-    def keep_prefix(self) -> None:
-        """Hand the prompt's own rows to the tree of exact prefixes, for later prompts."""
-        linked = self.linked
+    def _find_private(
+        self,
+        ids: tuple[int, ...],
+        recipes: dict[int, Recipe],
+        resident: dict[int, tuple[Run, ...]],
+        exact: dict[int, bool],
+    ) -> int:
+        """Look for what stands before the first chunk in earlier prompts; returns the system prompt's length.
+
+        What is found holds the system prompt too, which then needs no entry of its own.
+        """
+        self._system = recipes.get(0) if self.layout.segments[0].unit.kind == "system" else None
+        length = len(self._system.ids) if self._system is not None else 0
+        found = self._engine.prefixes.match(ids[: self._private_end + 1], _ROOT)
+        if found.length <= length:
+            self._engine.prefixes.release(found)
+            return length
+        self._prefix = found
+        if self._system is not None:
+            del recipes[0]
+            resident[0], exact[0] = cut(found.runs, length), True
+        return length
+
+    @property
+    def _private_end(self) -> int:
+        """Where the first chunk begins: what is computed up to there depends on no chunk."""
+        starts = [s.start for s in self.layout.segments if s.unit.kind == "chunk"]
+        return min(starts, default=self.layout.n_tokens)
+
+    def keep(self, generated: Sequence[int]) -> None:
+        """Leave what is exact of this prompt to later ones: what no stitched chunk had a part in.
+
+        `generated`: the answer's ids; those that were computed behind an exact prompt are kept with it.
+        """
+        linked, policy = self._linked, self.policy
+        if linked is None or not linked.is_linked or policy.reuse == "nothing":
+            return
+        ids = self.layout.ids
+        end = len(ids) if policy.reuse == "prefix" else self._private_end
+        if end == len(ids):
+            ids = (*ids, *generated[: linked.used - len(self.plan.positions)])
+            end = len(ids)
+        if end <= self._prefix.length:
+            return
+        if policy.reuse == "chunks" and self._system is not None and not self._prefix.length:
+            if end <= len(self._system.ids):
+                return
+            key = self._engine.cache.key(self._system)
+            runs = self._engine.pool.acquire(key)
+            self._prefix = Match(len(self._system.ids), runs, key)
+        parent, self._prefix = self._prefix, Match()
         runs, linked.runs = linked.runs, ()
-        self._engine.prefixes.keep(self.layout.ids, self._prefix, runs)
-        self._prefix = Match()
+        root = _ROOT if policy.reuse == "chunks" else ""
+        self._engine.prefixes.keep(ids[:end], parent, runs, root)
 
     def close(self) -> None:
         """Release pages and pins. Safe to call again."""
@@ -97,3 +162,13 @@ class Stitched:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _spans(match: Match, low: int) -> Iterator[ops.Span]:
+    """Spans over what was found from position `low` on."""
+    place = 0
+    for run in match.runs:
+        skip = max(0, low - place)
+        if skip < run.length:
+            yield ops.Span(run.start + skip, run.length - skip, 0, place + skip)
+        place += run.length

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+N_KNOWN = 512
+KNOWN_CHARS = 8_192
+"""How many texts up to which length are remembered with their ids: some ten megabytes at most."""
+
 _WINDOW = 16_384
 """Characters tokenised at once: some tokenizers take quadratic time on one very long word."""
 
@@ -34,6 +39,8 @@ class UnitTokenizer:
         self._plain = plain
         self._special = special
         self.fingerprint = digest
+        # A passage is tokenised for its key, for its prompt, and behind its neighbour, in prompt after prompt.
+        self._known = lru_cache(N_KNOWN)(self._ids)
 
     @classmethod
     def load(cls, folder: Path) -> UnitTokenizer:
@@ -65,6 +72,9 @@ class UnitTokenizer:
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Token ids of plain text, tokenised alone, never a control token."""
+        return self._known(text) if len(text) <= KNOWN_CHARS else self._ids(text)
+
+    def _ids(self, text: str) -> tuple[int, ...]:
         out: list[int] = []
         for piece in _windows(text):
             ids = self._plain.encode(piece, add_special_tokens=False).ids

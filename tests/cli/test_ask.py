@@ -68,6 +68,7 @@ def test_the_shape_of_json(cli, pipeline, tmp_path):
             "fallback": None,
             "ms": {
                 "retrieve": 8.0,
+                "wait": 0.0,
                 "load": 3.2,
                 "stitch": 0.4,
                 "select": 0.0,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from epicrag.kernels import ops
+from epicrag.kernels import cpu, ops
 
 
 def rotary(dim: int, interleaved: bool) -> ops.Rotary:
@@ -69,6 +69,6 @@ def test_a_change_is_added_turned_to_each_row(interleaved: bool, dim: int, dtype
     keys, out = pool[:, 2:7], pool[:, 10:15]
     want = keys.to(wide) + ops.rotate(change.expand(2, 5, 16), rows, spec)
     others = torch.cat((pool[:, :10], pool[:, 15:]), 1).clone()
-    ops.add_turned(keys, change, *ops.angles(rows, spec, wide), spec, out=out)
+    cpu.add_turned(keys, change, *ops.angles(rows, spec, wide), spec, out=out)
     assert torch.allclose(out.to(wide), want, atol=5e-2 if dtype == torch.bfloat16 else 1e-5)
     assert torch.equal(torch.cat((pool[:, :10], pool[:, 15:]), 1), others)

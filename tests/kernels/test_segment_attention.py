@@ -5,111 +5,163 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epicrag.kernels import ops, reference
+from epicrag.kernels import cpu, ops, reference
 
 GROUPS, REPEAT, DIM, ROWS = 2, 3, 16, 400
+FIRST_CHANGE = 380  # rows from here on hold changes
 
 
-def make_rotary(dim: int = DIM, interleaved: bool = False) -> ops.Rotary:
-    return ops.Rotary(1.0 / (10000 ** (torch.arange(0, dim, 2) / dim)), dim, interleaved)
+def make_rotary(dim: int = DIM, interleaved: bool = False, start: int = 0) -> ops.Rotary:
+    inv_freq = 1.0 / (10000 ** (torch.arange(0, dim, 2) / max(dim, 1)))
+    return ops.Rotary(inv_freq, dim, interleaved, start)
 
 
-def pool(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
-    return tuple(torch.randn(2, GROUPS, ROWS, DIM, dtype=dtype))  # type: ignore[return-value]
-
-
-def agree(positions, spans, spec, shifts=None, dtype=torch.float64, tolerance=1e-11):
-    keys, values = pool(dtype)
-    queries = torch.randn(len(positions), GROUPS * REPEAT, DIM, dtype=dtype)
-    want, _ = reference.segment_attention(
-        queries.double(), positions, keys.double(), values.double(), spans, spec, 0.3, shifts
+def pool(dtype: torch.dtype = torch.float64, value_dim: int = DIM) -> tuple[torch.Tensor, ...]:
+    return (
+        torch.randn(GROUPS, ROWS, DIM, dtype=dtype),
+        torch.randn(GROUPS, ROWS, value_dim, dtype=dtype),
     )
-    prepared = ops.prepare(positions, spans, spec, torch.promote_types(dtype, torch.float32))
-    got = ops.segment_attention(
-        queries, keys, values, prepared, 0.3, None if shifts is None else shifts.to(dtype)
-    )
-    assert (got.double() - want).abs().max() < tolerance
+
+
+def agree(prompts, kind, dtype=torch.float64, tolerance=1e-11, value_dim=DIM):
+    """Every request of a flat batch equals the reference alone."""
+    keys, values = pool(dtype, value_dim)
+    rows, low = [], 0
+    for positions, spans in prompts:
+        rows.append(ops.Rows(low, low + len(positions), positions, spans))
+        low += len(positions)
+    queries = torch.randn(low, GROUPS * REPEAT, DIM, dtype=dtype)
+    prepared = ops.prepare(rows, kind, torch.promote_types(dtype, torch.float32))
+    got = ops.segment_attention(queries, keys, values, prepared, 0.3)
+    for r in rows:
+        want, sums = reference.segment_attention(
+            queries[r.low : r.high].double(),
+            r.positions,
+            keys.double(),
+            values.double(),
+            r.spans,
+            kind,
+            0.3,
+        )
+        assert (got[r.low : r.high].double() - want).abs().max() < tolerance
+        alone = cpu.prepare(r.positions, r.spans, kind, torch.promote_types(dtype, torch.float32))
+        _, total = cpu.segment_attention(queries[r.low : r.high], keys, values, alone, 0.3)
+        assert (total.double() - sums).abs().max() < tolerance * 10
 
 
 @st.composite
 def prompts(draw: st.DrawFn):
     """Chunks at growing offsets, with the request's own tokens between, inside and behind them."""
     spans, own, place, row = [], [], 0, 0
-    for _ in range(draw(st.integers(0, 5))):
+    for number in range(draw(st.integers(0, 5))):
         fresh = draw(st.integers(0, 3))
         own.extend(range(place, place + fresh))
         place += fresh
         length = draw(st.integers(1, 20))
         first = draw(st.integers(0, length - 1))
         own.extend(range(place, place + first))
-        bias = draw(st.sampled_from([0.0, -4.0]))
-        spans.append(ops.Span(row + first, row + first, length - first, place, place + first, bias))
+        holes = draw(st.sets(st.integers(0, length - first - 1), max_size=4))
+        own.extend(place + first + hole for hole in sorted(holes))
+        spans.append(
+            ops.Span(
+                row + first,
+                length - first,
+                place,
+                place + first,
+                draw(st.sampled_from([0.0, -4.0])),
+                change=draw(st.sampled_from([-1, FIRST_CHANGE + number])),
+                holes=torch.tensor(sorted(holes)) if holes else None,
+            )
+        )
         row += length
         place += length
     own.extend(range(place, place + draw(st.integers(1, 6))))
-    if own[0] > 0 and spans:  # something must be visible to the first query
-        own.insert(0, 0) if spans[0].first > 0 else None
     positions = torch.tensor(own)
-    spans.append(ops.Span(200, 200, len(own), 0, own[0], explicit=positions))
+    spans.append(ops.Span(200, len(own), 0, own[0], explicit=positions))
     return positions, spans
 
 
-@settings(max_examples=60, deadline=None)
-@given(prompts(), st.booleans(), st.sampled_from([16, 8]))
-def test_any_prompt_equals_the_reference(prompt, interleaved: bool, dim: int):
-    positions, spans = prompt
-    agree(positions, spans, make_rotary(dim, interleaved))
+kinds = st.builds(
+    ops.LayerKind,
+    st.builds(
+        make_rotary, st.sampled_from([16, 8, 0]), st.booleans(), st.sampled_from([0, 0, 4])
+    ).filter(lambda rotary: rotary.start + rotary.dim <= DIM),
+    st.sampled_from([None, None, 5, 30]),
+    st.sampled_from([None, None, 2.0]),
+)
 
 
-@settings(max_examples=20, deadline=None)
-@given(prompts())
-def test_shifted_values_equal_the_reference(prompt):
-    positions, spans = prompt
-    shifts = torch.randn(len(spans), GROUPS, DIM, dtype=torch.float64)
-    agree(positions, spans, make_rotary(), shifts)
+@settings(max_examples=120, deadline=None)
+@given(st.lists(prompts(), min_size=1, max_size=3), kinds, st.sampled_from([DIM, 12]))
+def test_any_batch_equals_the_reference(batch, kind, value_dim):
+    agree(batch, kind, value_dim=value_dim)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
-def test_other_precisions_agree_within_their_own(dtype, tolerance):
+@pytest.mark.parametrize("change", [-1, FIRST_CHANGE])
+def test_other_precisions_agree_within_their_own(dtype, tolerance, change):
     positions = torch.tensor([30, 31, 32])
-    spans = [ops.Span(0, 0, 20, 10, 10), ops.Span(50, 50, 3, 0, 30, explicit=positions)]
-    agree(positions, spans, make_rotary(), dtype=dtype, tolerance=tolerance)
+    spans = [
+        ops.Span(0, 20, 10, 10, change=change),
+        ops.Span(50, 3, 0, 30, explicit=positions),
+    ]
+    agree([(positions, spans)], ops.LayerKind(make_rotary()), dtype, tolerance)
 
 
 def test_scattered_queries_inside_a_span_see_only_what_stands_before_them():
     positions = torch.tensor([3, 7, 19, 40])
-    spans = [
-        ops.Span(0, 0, 30, 0, 0),
-        ops.Span(60, 60, 4, 0, 3, explicit=positions),
-    ]
-    agree(positions, spans, make_rotary())
+    spans = [ops.Span(0, 30, 0, 0), ops.Span(60, 4, 0, 3, explicit=positions)]
+    agree([(positions, spans)], ops.LayerKind(make_rotary()))
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_many_queries_are_masked_in_blocks(window, softcap):
+    positions = torch.arange(330)
+    spans = [ops.Span(10, 330, 0, 0, explicit=positions)]
+    agree([(positions, spans)], ops.LayerKind(make_rotary(), window, softcap))
 
 
 def test_rows_outside_the_spans_are_never_read():
     keys, values = pool(torch.float32)
     positions = torch.tensor([8, 9])
-    spans = [ops.Span(4, 4, 8, 0, 0), ops.Span(100, 100, 2, 0, 8, explicit=positions)]
-    spec = make_rotary()
+    spans = [ops.Span(4, 8, 0, 0), ops.Span(100, 2, 0, 8, explicit=positions)]
     queries = torch.randn(2, GROUPS * REPEAT, DIM)
-    prepared = ops.prepare(positions, spans, spec, torch.float32)
+    rows = [ops.Rows(0, 2, positions, spans)]
+    prepared = ops.prepare(rows, ops.LayerKind(make_rotary()), torch.float32)
     clean = ops.segment_attention(queries, keys, values, prepared, 0.3)
     for tensor in (keys, values):
         tensor[:, :4], tensor[:, 12:100], tensor[:, 102:] = torch.nan, torch.nan, torch.nan
     assert torch.equal(ops.segment_attention(queries, keys, values, prepared, 0.3), clean)
 
 
+def test_a_change_is_not_written_into_the_pool():
+    keys, values = pool(torch.float32)
+    before = keys.clone(), values.clone()
+    positions = torch.tensor([30])
+    spans = [ops.Span(0, 20, 10, 10, change=FIRST_CHANGE), ops.Span(50, 1, 0, 30)]
+    prepared = ops.prepare(
+        [ops.Rows(0, 1, positions, spans)], ops.LayerKind(make_rotary()), torch.float32
+    )
+    ops.segment_attention(torch.randn(1, GROUPS * REPEAT, DIM), keys, values, prepared, 0.3)
+    assert torch.equal(keys, before[0]) and torch.equal(values, before[1])
+
+
+def one(spans, position: list[int]):
+    rows = [ops.Rows(0, len(position), torch.tensor(position), spans)]
+    return ops.prepare(rows, ops.LayerKind(make_rotary()), torch.float64)
+
+
 def test_a_query_that_sees_nothing_is_an_error():
-    spans = [ops.Span(0, 0, 5, 10, 10)]
     keys, values = pool()
-    prepared = ops.prepare(torch.tensor([3, 20]), spans, make_rotary(), torch.float64)
+    prepared = one([ops.Span(0, 5, 10, 10)], [3, 20])
     with pytest.raises(ValueError, match="see no key"):
         ops.segment_attention(torch.randn(2, 6, DIM).double(), keys, values, prepared, 0.3)
 
 
 def test_shapes_that_do_not_fit_are_an_error():
     keys, values = pool()
-    spans = [ops.Span(0, 0, 5, 0, 0)]
-    prepared = ops.prepare(torch.tensor([9]), spans, make_rotary(), torch.float64)
+    prepared = one([ops.Span(0, 5, 0, 0)], [9])
     with pytest.raises(ValueError, match="do not fit"):
         ops.segment_attention(torch.randn(1, 5, DIM).double(), keys, values, prepared, 0.3)
 

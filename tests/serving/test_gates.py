@@ -114,9 +114,9 @@ def test_gate_2_a_chunk_behind_its_own_neighbour_equals_full(engine):
 def test_gate_3_relocated_keys_equal_keys_computed_there(engine, delta):
     """First layer: the only one whose keys depend on nothing but the token and its position."""
     ids = engine.tokenizer.ids(TEXTS[0])
-    compiled, _ = compile_batch(engine.model, engine.pool, engine.rotary, [Recipe(ids)])[0]
+    compiled, _ = compile_batch(engine.model, engine.pool, engine.layers, [Recipe(ids)])[0]
     there = engine.model.layer0_keys(ids, range(delta, delta + len(ids)))
-    moved = ops.rotate(compiled[0], delta, engine.rotary)
+    moved = ops.rotate(compiled[0], delta, engine.layers.kinds[0].rotary)
     assert (moved - there).abs().max() < 1e-3 * there.abs().max()
 
 
@@ -125,21 +125,45 @@ def test_gate_3_dropped_text_in_front_leaves_keys_at_zero(engine):
     ids = engine.tokenizer.ids(TEXTS[0])
     behind = engine.tokenizer.ids(TEXTS[1])
     alone, after = (
-        compile_batch(engine.model, engine.pool, engine.rotary, [recipe])[0][0][0]
+        compile_batch(engine.model, engine.pool, engine.layers, [recipe])[0][0][0]
         for recipe in (Recipe(ids), Recipe(ids, behind))
     )
     assert (alone - after).abs().max() < 1e-3 * alone.abs().max()
+
+
+@pytest.mark.parametrize("policy", [LegoLink(3), parse_policy("legolink(5)+correct(0.5)"), Full()])
+def test_gate_5_requests_in_one_batch_equal_the_same_alone(engine, policy):
+    """Three prompts share chunks at other positions; linked in pieces, side by side, then decoded together."""
+    from epicrag.serving.link import run
+
+    asked = [prompt(*TEXTS), prompt(*TEXTS[::-1], question="who"), prompt(TEXTS[1])]
+    want = [logits(engine, one, policy) for one in asked]
+    with (
+        engine.stitched(asked[0], policy, mode="isolated", n_new=4) as first,
+        engine.stitched(asked[1], policy, mode="isolated", n_new=4) as second,
+        engine.stitched(asked[2], policy, mode="isolated", n_new=4) as third,
+    ):
+        before = [shared_rows(engine, one) for one in (first, second, third)]
+        walks = [one.linked for one in (first, second, third)]
+        got = [[] for _ in walks]
+        while not all(walk.is_linked for walk in walks):
+            jobs = [walk.link_job(7) for walk in walks if not walk.is_linked]
+            for job, rows in zip(jobs, run(jobs), strict=True):
+                got[walks.index(job.linked)].append(rows)
+        for token in (5, 6, 7, 8):
+            for rows, mine in zip(run([w.step_job([token]) for w in walks]), got, strict=True):
+                mine.append(rows)
+        assert [shared_rows(engine, one) for one in (first, second, third)] == before
+    for mine, theirs in zip(got, want, strict=True):
+        assert close(engine, torch.cat(mine), theirs)
 
 
 def shared_rows(engine, stitched) -> str:
     """Digest of all pool rows that the prompt reads but does not own."""
     digest = hashlib.sha256()
     for span in stitched.linked.shared:
-        for rows, start in (
-            (engine.pool.keys, span.key_start),
-            (engine.pool.values, span.value_start),
-        ):
-            part = rows[:, :, start : start + span.length]
+        for rows in (engine.pool.keys, engine.pool.values):
+            part = rows[:, :, span.start : span.start + span.length]
             digest.update(part.contiguous().numpy().tobytes())
     return digest.hexdigest()
 

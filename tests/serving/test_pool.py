@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epicrag.errors import DeviceError
-from epicrag.serving.pool import Pool
+from epicrag.serving.pool import NoPagesError, Pool
 
 
 def make_pool(pages: int = 8) -> Pool:
@@ -94,6 +94,64 @@ def test_adopted_runs_keep_their_rows_and_free_the_rest():
     assert pool.free_pages == 2
     assert sum(run.length for run in pool.acquire("p")) == 20
     pool.check()
+
+
+def test_what_others_stand_behind_goes_after_them():
+    pool = make_pool(4)
+    pool.fill("a", *kv(16))
+    pool.adopt("b", pool.allocate(16), 16, parent="a")
+    pool.adopt("c", pool.allocate(16), 16, parent="b")
+    assert pool.idle_pages == 3
+    pool.acquire("b")
+    assert (pool.idle_pages, pool.busy_pages) == (1, 2)  # what b stands behind is read with it
+    pool.allocate(32)
+    assert [pool.has(key) for key in "abc"] == [True, True, False]
+    with pytest.raises(NoPagesError) as caught:
+        pool.allocate(16)
+    assert (caught.value.pages, caught.value.busy) == (1, 4)
+    pool.unpin("b")
+    pool.allocate(32)
+    assert [pool.has(key) for key in "abc"] == [False, False, False]
+
+
+def test_a_request_that_cannot_be_served_evicts_nothing():
+    pool = make_pool(3)
+    pool.fill("a", *kv(16))
+    pool.fill("b", *kv(16))
+    pool.acquire("b")
+    with pytest.raises(NoPagesError):
+        pool.allocate(48)
+    assert pool.has("a")
+    with pytest.raises(NoPagesError, match="there are 48"):
+        pool.expect(49, pool.n_pages)
+    pool.expect(48, pool.n_pages)
+
+
+def test_what_leaves_is_told_before_its_pages_go():
+    pool = make_pool(2)
+    seen = []
+    pool.fill(
+        "a", *kv(20, 3.0), leave=lambda r: seen.append(pool.keys[:, :, r.runs[0].start].sum())
+    )
+    pool.allocate(32)
+    assert seen == [3.0 * 8]
+
+
+def test_shared_pages_are_those_with_several_readers():
+    pool = make_pool(4)
+    pool.fill("a", *kv(32))
+    pool.acquire("a")
+    assert pool.shared_pages == 0
+    pool.acquire("a")
+    assert pool.shared_pages == 2
+
+
+def test_rows_are_free_again_when_a_fill_fails():
+    pool = make_pool(2)
+    with pytest.raises(RuntimeError):
+        pool.fill("a", torch.zeros(2, 1, 16, 5), torch.zeros(2, 1, 16, 5))
+    pool.check()
+    assert pool.free_pages == 2
 
 
 class Pages(RuleBasedStateMachine):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from epicrag.serving.compose import compose
 from epicrag.serving.prompt import DEFAULT_SYSTEM, ChatFormat, Piece, Prompt, Turn
 from epicrag.serving.tokenizer import UnitTokenizer
 
@@ -24,9 +25,8 @@ def chat(tmp_path: Path, request, tokenizer_maker):
 
 
 def text(chat: ChatFormat, units) -> str:
-    return "".join(
-        chat.tokenizer._full.decode(list(unit.ids), skip_special_tokens=False) for unit in units
-    )
+    ids = compose(units, 10**6).ids
+    return chat.tokenizer._full.decode(list(ids), skip_special_tokens=False)
 
 
 def test_units_join_to_the_rendered_template(chat):
@@ -80,9 +80,22 @@ def test_a_chunk_is_the_same_ids_wherever_it_stands(chat):
 def test_labels_are_outside_the_cached_text(chat):
     units = chat.units(Prompt("q", (Piece("one"),)))
     assert [u.kind for u in units] == ["system", "label", "chunk", "question"]
-    assert chat.tokenizer.decode(units[1].ids) == "\n\n[1] "
+    assert chat.tokenizer.decode(units[1].ids) == "1"
+    assert chat.chunk_ids("one") == units[2].ids + units[2].tail
     bare = chat.units(Prompt("q", (Piece("one"),), labels=False))
-    assert chat.tokenizer.decode(bare[1].ids) == "\n\n"
+    assert [u.kind for u in bare] == ["system", "chunk", "question"]
+    assert text(chat, bare).count("Documents:\n\none\n\nQuestion: q") == 1
+    assert chat.chunk_ids("one", labels=False) == bare[1].ids + bare[1].tail
+
+
+def test_what_leads_over_to_the_next_chunk_is_cached_and_not_read_at_the_end(chat):
+    units = chat.units(Prompt("q", (Piece("one"), Piece("two"))))
+    first, last = (s.unit for s in compose(units, 10**6).segments if s.unit.kind == "chunk")
+    assert first.ids == chat.chunk_ids("one") and not first.tail
+    assert last.ids + last.tail == chat.chunk_ids("two") and last.tail
+    room = sum(len(u.ids) for u in units) - 1
+    kept = compose(units, room)  # the second chunk is dropped, and the first is the last one now
+    assert kept.dropped == 1 and kept.segments[2].unit.ids + units[2].tail == chat.chunk_ids("one")
 
 
 def test_no_separator_but_white_space_and_the_label_is_ever_added(chat):
