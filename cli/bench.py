@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -80,7 +80,7 @@ def bench(
         _refuse_unwritable(target)
     if plot:
         drawing.check()
-    given = {
+    given: dict[str, Any] = {
         "policies": split_names(policies) if policies else None,
         "prompts": prompts,
         "runs": runs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -73,7 +73,7 @@ def evaluate(
     items = read_items(gold)
     check_items(items)
     chosen = items[:limit]
-    settings = {
+    settings: dict[str, Any] = {
         "link_policy": policy,
         "compile": compile_mode,
         "top_k": top_k,

@@ -18,14 +18,9 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MARKERS = "osD^vP"
 _FAR = 10
 """From this ratio of largest to smallest on, an axis is better read in powers of ten."""
-_PLACES = tuple(
-    (x, y)
-    for r in (1, 2, 3.5)
-    for x in (1, -1, 0)
-    for y in (0, 1, -1)
-    if x or y
-    for x, y in ((x * r, y * r),)
-)
+_SIDES = ((1, 0), (1, 1), (1, -1), (-1, 0), (-1, 1), (-1, -1), (0, 1), (0, -1))
+_PLACES = [(x * far, y * far) for far in (1.0, 2.0, 3.5) for x, y in _SIDES]
+"""Where a name may stand from its point, the best first."""
 
 
 def check() -> None:
@@ -128,7 +123,7 @@ def _words(figure: Any, axes: Any, report: Report, drawn: int) -> None:
 def _labels(axes: Any, rows: Sequence[Row]) -> None:
     """Write each name beside its point, where it covers no point and no other name."""
     renderer = axes.figure.canvas.get_renderer()
-    taken = [_box(*axes.transData.transform(_at(row)), 6) for row in rows]
+    taken = [_box(axes.transData.transform(_at(row)), 6) for row in rows]
     legend = axes.get_legend().get_window_extent(renderer)
     taken.append(legend)
     for row in sorted(rows, key=_at):
@@ -157,16 +152,17 @@ def _labels(axes: Any, rows: Sequence[Row]) -> None:
         taken.append(best[2])
 
 
-def _box(x: float, y: float, radius: float) -> Any:
+def _box(centre: Sequence[float], radius: float) -> Any:
     from matplotlib.transforms import Bbox
 
+    x, y = centre
     return Bbox.from_extents(x - radius, y - radius, x + radius, y + radius)
 
 
 def _overlap(one: Any, other: Any) -> float:
     """Area that two boxes share."""
-    wide = min(one.x1, other.x1) - max(one.x0, other.x0)
-    high = min(one.y1, other.y1) - max(one.y0, other.y0)
+    wide = float(min(one.x1, other.x1) - max(one.x0, other.x0))
+    high = float(min(one.y1, other.y1) - max(one.y0, other.y0))
     return max(0.0, wide) * max(0.0, high)
 
 
