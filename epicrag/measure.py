@@ -64,8 +64,14 @@ def load(engine: Engine, prompt: Prompt, variant: Variant) -> float:
         return stitched.load_ms
 
 
-def timed(engine: Engine, prompt: Prompt, variant: Variant, n_tokens: int) -> Timed:
-    """Generate at most `n_tokens` tokens, greedily."""
+def timed(
+    engine: Engine,
+    prompt: Prompt,
+    variant: Variant,
+    n_tokens: int,
+    stop: threading.Event | None = None,
+) -> Timed:
+    """Generate at most `n_tokens` tokens, greedily; none after the first once `stop` is set."""
     from epicrag.serving.sample import Sampling
 
     sampling = Sampling(max_tokens=n_tokens)
@@ -76,7 +82,8 @@ def timed(engine: Engine, prompt: Prompt, variant: Variant, n_tokens: int) -> Ti
         next(generation, "")
         first = time.perf_counter()
         for _ in generation:
-            pass
+            if stop and stop.is_set():
+                break
         ended = time.perf_counter()
         return Timed(
             first_token_ms=(first - begun) * 1000,
@@ -128,7 +135,7 @@ def side_by_side(
 
     def one(prompt: Prompt) -> float | None:
         try:
-            return _read(engine, prompt, variant, n_tokens, stop)
+            return timed(engine, prompt, variant, n_tokens, stop).first_token_ms
         except DeviceError:
             return None
 
@@ -144,22 +151,3 @@ def side_by_side(
     seconds = time.perf_counter() - begun
     done = tuple(ms for ms in times if ms is not None)
     return Load(len(done), len(times) - len(done), seconds, done)
-
-
-def _read(
-    engine: Engine, prompt: Prompt, variant: Variant, n_tokens: int, stop: threading.Event
-) -> float:
-    """Read an answer until its end, or until `stop`; milliseconds to its first token."""
-    from epicrag.serving.sample import Sampling
-
-    sampling = Sampling(max_tokens=n_tokens)
-    begun = time.perf_counter()
-    with engine.generate(
-        prompt, policy=variant.policy, sampling=sampling, mode=variant.mode
-    ) as generation:
-        next(generation, "")
-        first_ms = (time.perf_counter() - begun) * 1000
-        for _ in generation:
-            if stop.is_set():
-                break
-    return first_ms
