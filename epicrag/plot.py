@@ -91,6 +91,8 @@ def frontier(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _scales(axes: Any, rows: Sequence[Row]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     charged, kl = zip(*map(_at, rows), strict=True)
     if min(kl) > 0 and max(kl) / min(kl) >= _FAR:
         axes.set_yscale("log")
@@ -101,6 +103,11 @@ def _scales(axes: Any, rows: Sequence[Row]) -> None:
     if paid and max(paid) / min(paid) >= _FAR:
         axes.set_xscale("symlog", linthresh=min(paid))  # nothing charged has a place on it, too
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_formatter(NullFormatter())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.grid(True, color="#eeeeee", zorder=0)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -122,6 +129,9 @@ def _words(figure: Any, axes: Any, report: Report, drawn: int) -> None:
 
 def _labels(axes: Any, rows: Sequence[Row]) -> None:
     """Write each name beside its point, where it covers no point and no other name."""
+    from matplotlib.patheffects import withStroke
+
+    halo = [withStroke(linewidth=2.5, foreground="white")]  # legible where a line runs below
     renderer = axes.figure.canvas.get_renderer()
     taken = [_box(axes.transData.transform(_at(row)), 6) for row in rows]
     legend = axes.get_legend().get_window_extent(renderer)
@@ -135,6 +145,7 @@ def _labels(axes: Any, rows: Sequence[Row]) -> None:
                 xytext=(8 * right, 8 * up),
                 textcoords="offset points",
                 fontsize=8,
+                path_effects=halo,
                 ha="left" if right > 0 else "right" if right < 0 else "center",
                 va="bottom" if up > 0 else "top" if up < 0 else "center",
             )
