@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from epicrag.kernels import cpu, reference
+from epicrag.kernels import cpu, native, reference
 from epicrag.kernels.tables import LayerKind, Layers, Rotary, Rows, Span
 
 __all__ = [
@@ -40,34 +40,66 @@ class Choice:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+NARROW_QUERIES = 16
+"""Queries of one request up to which the compiled kernel is used: see benchmarks/bench_kernels_cpu.py."""
+
+
+@dataclass(slots=True, eq=False)
 class Prepared:
-    """What all layers of one kind share about one flat batch's attention."""
+    """What all layers of one kind share about one flat batch's attention; worked out as it is wanted."""
 
     rows: tuple[Rows, ...]
     kind: LayerKind
-    wide: tuple[tuple[Rows, cpu.Prepared], ...]
-    """Requests that the CPU's back end serves one by one."""
+    dtype: torch.dtype
+    back_end: str
+    n_narrow: int = 0
+    """How many requests, from the first, have few queries."""
+    _table: native.Table | None = None
+    _wide: dict[int, cpu.Prepared] = field(default_factory=dict)
+
+    def table(self) -> native.Table:
+        """The compiled kernel's work: all requests of few queries together."""
+        if self._table is None:
+            self._table = native.prepare_native(self.rows[: self.n_narrow], self.kind)
+        return self._table
+
+    def wide(self, index: int) -> cpu.Prepared:
+        """The blocked kernel's calls for one request."""
+        if index not in self._wide:
+            rows = self.rows[index]
+            self._wide[index] = cpu.prepare(rows.positions, rows.spans, self.kind, self.dtype)
+        return self._wide[index]
 
 
 def choice(device: torch.device) -> Choice:
     """Return the back end of `segment_attention` on a device."""
-    if device.type == "cpu":
-        return Choice(
-            "cpu", "torch's blocked attention per span, merged by log-sum-exp, no key copied"
-        )
-    return Choice("reference", f"plain torch: no kernel of our own for {device.type} yet")
+    if device.type != "cpu":
+        return Choice("reference", f"plain torch: no kernel of our own for {device.type} yet")
+    blocked = "torch's blocked attention per span, merged by log-sum-exp, no key copied"
+    lacking = native.why_not()
+    if lacking:
+        return Choice("cpu", f"{blocked}; for few queries as well: {lacking}")
+    return Choice("cpu", f"compiled kernel for few queries; for many, {blocked}")
 
 
 def prepare(rows: Sequence[Rows], kind: LayerKind, dtype: torch.dtype) -> Prepared:
-    """Work out once per forward pass what `segment_attention` needs in every layer of a kind.
+    """Say once per forward pass what `segment_attention` is about in every layer of a kind.
 
-    `dtype`: what rotations are worked out in.
+    `dtype`: what rotations are worked out in. Requests of at most NARROW_QUERIES queries that stand first in the
+    batch are served by one call of the compiled kernel, where it runs.
     """
-    wide: tuple[tuple[Rows, cpu.Prepared], ...] = ()
-    if rows and choice(rows[0].positions.device).name == "cpu":
-        wide = tuple((r, cpu.prepare(r.positions, r.spans, kind, dtype)) for r in rows)
-    return Prepared(tuple(rows), kind, wide)
+    back_end = "reference"
+    n_narrow = 0
+    if rows and rows[0].positions.device.type == "cpu":
+        back_end = "cpu"
+        if dtype == torch.float32 and native.why_not() is None:
+            while n_narrow < len(rows) and _is_narrow(rows[n_narrow]):
+                n_narrow += 1
+    return Prepared(tuple(rows), kind, dtype, back_end, n_narrow)
+
+
+def _is_narrow(rows: Rows) -> bool:
+    return rows.high - rows.low <= NARROW_QUERIES
 
 
 def segment_attention(
@@ -81,22 +113,41 @@ def segment_attention(
     """
     if queries.shape[1] % keys.shape[0] or queries.shape[2] != keys.shape[2]:
         raise ValueError(f"queries {tuple(queries.shape)} do not fit keys {tuple(keys.shape)}")
-    if len(prepared.wide) == 1 and len(prepared.rows) == 1:
-        return cpu.segment_attention(queries, keys, values, prepared.wide[0][1], scale)[0]
+    n_narrow = prepared.n_narrow if _fits_native(keys, values) else 0
+    rows = prepared.rows
+    if n_narrow == len(rows):
+        return _narrow(queries, keys, values, prepared, scale)
+    if len(rows) == 1:
+        return _wide(0, queries, keys, values, prepared, scale)
     out = queries.new_empty((*queries.shape[:2], values.shape[2]))
-    for rows, calls in prepared.wide:
-        part, _ = cpu.segment_attention(queries[rows.low : rows.high], keys, values, calls, scale)
-        out[rows.low : rows.high] = part
-    if not prepared.wide:
-        for rows in prepared.rows:
-            part, _ = reference.segment_attention(
-                queries[rows.low : rows.high],
-                rows.positions,
-                keys,
-                values,
-                rows.spans,
-                prepared.kind,
-                scale,
-            )
-            out[rows.low : rows.high] = part
+    if n_narrow:
+        high = rows[n_narrow - 1].high
+        out[:high] = _narrow(queries[:high], keys, values, prepared, scale)
+    for index in range(n_narrow, len(rows)):
+        own = slice(rows[index].low, rows[index].high)
+        out[own] = _wide(index, queries[own], keys, values, prepared, scale)
     return out
+
+
+def _fits_native(keys: Tensor, values: Tensor) -> bool:
+    """The compiled kernel works on eight numbers at a time."""
+    return not (keys.shape[2] | values.shape[2]) % 8
+
+
+def _narrow(
+    queries: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float
+) -> Tensor:
+    """Requests of few queries, all together."""
+    out = native.attend(queries.float(), keys, values, prepared.table(), scale)
+    return out.to(queries.dtype)
+
+
+def _wide(
+    index: int, queries: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float
+) -> Tensor:
+    """One request."""
+    if prepared.back_end == "cpu":
+        return cpu.segment_attention(queries, keys, values, prepared.wide(index), scale)[0]
+    rows, kind = prepared.rows[index], prepared.kind
+    given = queries, rows.positions, keys, values, rows.spans, kind, scale
+    return reference.segment_attention(*given)[0]

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epicrag.serving.attention import Batch
-    from epicrag.serving.layout import Parts
     from epicrag.serving.model import ServedModel
     from epicrag.serving.narrow import NarrowDecoder
 

@@ -166,6 +166,13 @@ def run(jobs: Sequence[Job]) -> list[Tensor]:
 
     Every request has moved on when it returns; none has when it raises.
     """
+    order = sorted(range(len(jobs)), key=lambda index: len(jobs[index].tokens))
+    logits = _run_in_order([jobs[index] for index in order])
+    return [rows for _, rows in sorted(zip(order, logits, strict=True), key=lambda pair: pair[0])]
+
+
+def _run_in_order(jobs: Sequence[Job]) -> list[Tensor]:
+    """`run`, for jobs whose smallest stand first: those of few tokens share one call of attention a layer."""
     first = jobs[0].linked
     ids: list[int] = []
     wanted: list[int] = []

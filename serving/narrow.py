@@ -23,6 +23,7 @@ from epicrag.serving.weights import Linear
 if TYPE_CHECKING:
     from epicrag.serving.attention import Batch
 
+
 @dataclass(frozen=True, slots=True)
 class _Product:
     """One product by a packed weight, by addresses."""

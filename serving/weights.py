@@ -37,7 +37,9 @@ def fuse(layers: Sequence[Any]) -> Linear:
     weight = _side_by_side([layer.weight for layer in layers])
     biases = [layer.bias for layer in layers if layer.bias is not None]
     if biases and len(biases) < len(layers):
-        raise ValueError("of layers that read the same input, some have a bias and others have none")
+        raise ValueError(
+            "of layers that read the same input, some have a bias and others have none"
+        )
     return Linear(weight, _side_by_side(biases) if biases else None)
 
 
@@ -91,7 +93,9 @@ def pack(parts: Parts, stored: str) -> str:
     own = str(parts.dtype).removeprefix("torch.")
     kind: Any = stored if own == "float32" else own
     for linear in parts.linears():
-        if linear.packed is None and kind == own:  # no second copy: it reads the module's own memory
+        if (
+            linear.packed is None and kind == own
+        ):  # no second copy: it reads the module's own memory
             linear.packed = native.Packed(kind, *linear.weight.shape, linear.weight)
         elif linear.packed is None:
             linear.packed = native.pack(linear.weight, kind)
