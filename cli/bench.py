@@ -13,6 +13,7 @@ import typer
 from epicrag.cli.common import INTERRUPTED, Common, path
 from epicrag.cli.output import SCHEMA_VERSION, Output, table
 from epicrag.cli.progress import reporter
+from epicrag.cli.scratch import scratch
 from epicrag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def bench(
     needs_index = not items or not all(item.documents for item in items)
     out = common.output
     with ExitStack() as stack:
-        folder = stack.enter_context(common.scratch())
+        folder = stack.enter_context(scratch(common.load().home))
         pipeline = stack.enter_context(
             common.open(create=not needs_index, kv_folder=folder, compile=compile_mode)
         )

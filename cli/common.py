@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -90,14 +88,6 @@ class Common:
         config = self.load(**more)
         self._log(config.log)
         return Pipeline.open(config, create=create, say=self.output.note, kv_folder=kv_folder)
-
-    @contextmanager
-    def scratch(self) -> Iterator[Path]:
-        """A folder for KV that is not to stay, on the disk where indexes lie."""
-        cache = self.load().home / "cache"
-        cache.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix="scratch-", dir=cache) as folder:
-            yield Path(folder)
 
     def _log(self, level: str) -> None:
         """Send epicrag's own log to stderr: what the configured level, -q or -v let through."""

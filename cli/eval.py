@@ -12,6 +12,7 @@ import typer
 from epicrag.cli.common import INTERRUPTED, Common, path
 from epicrag.cli.output import Output, count, table
 from epicrag.cli.progress import reporter
+from epicrag.cli.scratch import scratch
 from epicrag.errors import BelowError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def evaluate(
     brings = [bool(item.documents) for item in chosen]
     with ExitStack() as stack:
         # Documents that come with the questions are none of the index: nor is their KV.
-        folder = stack.enter_context(common.scratch()) if any(brings) else None
+        folder = stack.enter_context(scratch(common.load().home)) if any(brings) else None
         pipeline = stack.enter_context(
             common.open(create=all(brings), kv_folder=folder, **settings)
         )

@@ -237,8 +237,10 @@ def _refuse_too_long(engine: Engine, prompts: Sequence[Prompt], options: Options
 
 def _begin(state: _Run, progress: Progress) -> None:
     """Touch every page of the model with one full prefill, and say from its time how long all will take."""
+    first, full = state.prompts[0], state.variants[0]
+    timed(state.engine, replace(first, pieces=()), full, 2)  # what is loaded at first use
     begun = time.perf_counter()
-    timed(state.engine, state.prompts[0], state.variants[0], 1)
+    timed(state.engine, first, full, 1)
     prefill = time.perf_counter() - begun
     n_points, n_requests = len(state.prompts), state.options.concurrency
     computing = sum(not variant.stitches for variant in state.variants)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
 
 from epicrag.bench import Report, Row, Spread
+from epicrag.cli.scratch import scratch
 from epicrag.errors import UsageError
 from epicrag.plot import draw, frontier
 
@@ -182,6 +184,17 @@ def test_without_matplotlib_a_plot_is_refused_at_once_naming_the_extra(cli, meas
 def test_no_scratch_is_left_behind(cli, measured, tmp_path):
     cli("bench")
     assert not list((tmp_path / "home" / "cache").iterdir())
+
+
+def test_what_a_killed_run_left_is_removed_by_a_later_one_and_not_by_the_next(tmp_path):
+    left = tmp_path / "cache" / "scratch-old"
+    left.mkdir(parents=True)
+    with scratch(tmp_path) as folder:
+        assert folder.is_dir() and left.is_dir()
+    os.utime(left, (0, 0))
+    with scratch(tmp_path) as folder:
+        assert folder.is_dir() and not left.exists()
+    assert not folder.exists()
 
 
 def test_the_frontier_holds_what_nothing_beats():
