@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 from functools import cache
 
+from epicrag.kernels.native_steps import append, gated, rms_norm, rope
 from epicrag.kernels.native_table import Table, attend, prepare_native
 from epicrag.kernels.native_weights import KINDS, NARROW, Packed, linear, pack, unpack
 
@@ -17,10 +18,14 @@ __all__ = [
     "NARROW",
     "Packed",
     "Table",
+    "append",
     "attend",
+    "gated",
     "linear",
     "pack",
     "prepare_native",
+    "rms_norm",
+    "rope",
     "unpack",
     "why_not",
 ]

@@ -29,6 +29,7 @@ from epicrag.kernels.native_jit import (
     ZERO,
     compiled,
     eight_totals,
+    exponential,
     float_of,
     floats,
     fma,
@@ -36,6 +37,7 @@ from epicrag.kernels.native_jit import (
     largest,
     load,
     loop,
+    number,
     octets,
     splat,
     store,
@@ -44,12 +46,14 @@ from epicrag.kernels.native_jit import (
     widen,
 )
 from epicrag.kernels.native_table import (
+    BIAS,
     CHANGE,
     EXPLICIT,
     FIRST,
     HOLES,
     LENGTH,
     LOCAL,
+    N_COLUMNS,
     N_HEADER,
     PIECE,
     START,
@@ -128,31 +132,6 @@ _add_8, _add_few = _score(True, True), _score(False, True)
 _mix_8, _mix_4, _mix_1 = _mix(8), _mix(4), _mix(1)
 
 
-def _number(value: float, kind=VECTOR):
-    return ir.Constant(kind, [value] * LANES)
-
-
-def _exp(b, x):
-    """e to the x, for x of at most 0 or so: to the last bit or two of a float."""
-    least = _number(-87.3)
-    tiny = b.fcmp_ordered("<", x, least)
-    x = b.select(tiny, least, x)
-    floor = cgutils.get_or_insert_function(
-        b.module, ir.FunctionType(VECTOR, [VECTOR]), "llvm.floor.v8f32"
-    )
-    n = b.call(floor, [fma(b, x, _number(1.44269504088896341), _number(0.5))])
-    x = fma(b, n, _number(-0.693359375), x)
-    x = fma(b, n, _number(2.12194440e-4), x)
-    y = _number(1.9875691500e-4)
-    for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5):
-        y = fma(b, y, x, _number(factor))
-    y = b.fadd(fma(b, y, b.fmul(x, x), x), _number(1.0))
-    whole = ir.VectorType(I32, LANES)
-    power = b.add(b.fptosi(n, whole), ir.Constant(whole, [127] * LANES))
-    power = b.bitcast(b.shl(power, ir.Constant(whole, [23] * LANES)), VECTOR)
-    return b.select(tiny, ZERO, b.fmul(y, power))
-
-
 @intrinsic
 def _adjust(context, scores, n, constant, softcap, bias):
     """Scores to softcap * tanh((scores + constant) / softcap) + bias; a softcap of 0: none."""
@@ -170,8 +149,8 @@ def _adjust(context, scores, n, constant, softcap, bias):
                 y = b.fdiv(b.load(place), cap)
                 negative = b.fcmp_ordered("<", y, ZERO)
                 size = b.select(negative, b.fsub(ZERO, y), y)
-                u = _exp(b, b.fmul(size, _number(-2.0)))
-                one = _number(1.0)
+                u = exponential(b, b.fmul(size, number(-2.0)))
+                one = number(1.0)
                 t = b.fdiv(b.fsub(one, u), b.fadd(one, u))
                 b.store(b.fmul(cap, b.select(negative, b.fsub(ZERO, t), t)), place)
             store(b, b.fadd(b.load(place), bias), address)
@@ -187,7 +166,7 @@ def _soften(context, scores, n, out):
 
     def generate(context, b, signature, arguments):
         scores, n, out = arguments
-        nothing = _number(float("-inf"))
+        nothing = number(float("-inf"))
         whole = ir.VectorType(I64, LANES)
         lanes = ir.Constant(whole, list(range(LANES)))
         top = cgutils.alloca_once_value(b, nothing)
@@ -210,7 +189,7 @@ def _soften(context, scores, n, out):
         mass = cgutils.alloca_once_value(b, ZERO)
         with loop(b, I64(0), n, I64(LANES)) as (index, _):
             address = b.add(scores, b.shl(index, I64(2)))
-            value = _exp(b, b.fsub(load(b, address), most))
+            value = exponential(b, b.fsub(load(b, address), most))
             store(b, value, address)
             b.store(b.fadd(b.load(mass), value), mass)
         store(b, total(b, b.load(mass)), b.add(out, I64(4)))
@@ -238,8 +217,9 @@ def _wide(context, tag, address, index):
 
 
 @compiled
-def _first_above(places, low, high, position):
-    """How many of the ascending places[low:high] are at most `position`."""
+def _first_above(address, low, high, position):
+    """How many of the ascending places[low:high] at an address are at most `position`."""
+    places = numba.carray(wholes(address), (high,))
     start = low
     while low < high:
         middle = (low + high) // 2
@@ -251,12 +231,12 @@ def _first_above(places, low, high, position):
 
 
 @compiled
-def _seen(spans, s, offset, length, explicit, position, window):
+def _seen(spans, s, offset, length, position, window):
     """Rows [low, high) of a piece of span s that a query sees. window: 0 for none."""
-    if spans[s, EXPLICIT] >= 0:
-        begin = spans[s, EXPLICIT] + offset
-        high = _first_above(explicit, begin, begin + length, position)
-        low = _first_above(explicit, begin, begin + length, position - window) if window else 0
+    explicit = spans[s, EXPLICIT]
+    if explicit:
+        high = _first_above(explicit, offset, offset + length, position)
+        low = _first_above(explicit, offset, offset + length, position - window) if window else 0
         return low, high
     high = position - spans[s, FIRST] - offset + 1
     low = max(high - window, 0) if window else 0
@@ -269,18 +249,17 @@ def _plan(address, thread, threads):
     Numbers: the table's header. Its counts of pieces and items become those in use, and `BLIND` the first query
     that sees nothing, or -1.
     """
-    header = numba.carray(wholes(address), (N_NUMBERS,))
-    header = numba.carray(wholes(header[0]), (N_HEADER,))
-    spans = numba.carray(wholes(header[Header.SPANS_AT]), (header[Header.SPANS], 8))
-    requests = numba.carray(wholes(header[Header.REQUESTS_AT]), (header[Header.REQUESTS], 4))
+    header = numba.carray(wholes(numba.carray(wholes(address), (1,))[0]), (N_HEADER,))
+    spans = numba.carray(wholes(header[Header.SPANS_AT]), (header[Header.SPANS], N_COLUMNS))
+    requests = numba.carray(wholes(header[Header.REQUESTS_AT]), (header[Header.REQUESTS], 5))
     pieces = numba.carray(wholes(header[Header.PIECES_AT]), (header[Header.PIECES], 3))
     items = numba.carray(wholes(header[Header.ITEMS_AT]), (header[Header.ITEMS], 4))
     slots = numba.carray(wholes(header[Header.SLOTS_AT]), (header[Header.QUERIES], 3))
     weights = numba.carray(wholes(header[Header.WEIGHTS_AT]), (header[Header.ITEMS] + 1,))
     positions = numba.carray(wholes(header[Header.POSITIONS_AT]), (header[Header.QUERIES],))
-    explicit = numba.carray(wholes(header[Header.EXPLICIT_AT]), (header[Header.EXPLICIT],))
-    holes = numba.carray(octets(header[Header.HOLES_AT]), (header[Header.HOLES],))
-    met = numba.carray(octets(header[Header.MET_AT]), (1 << 40,))
+    met = numba.carray(octets(header[Header.MET_AT]), (header[Header.SLOTS],))
+    for slot in range(header[Header.SLOTS]):
+        met[slot] = 0
     window = header[Header.WINDOW]
     piece, item, n_slots = 0, 0, 0
     weights[0] = 0
@@ -292,22 +271,25 @@ def _plan(address, thread, threads):
                 pieces[piece, 0], pieces[piece, 1] = s, offset
                 pieces[piece, 2] = min(PIECE, spans[s, LENGTH] - offset)
                 piece += 1
+        places = numba.carray(wholes(requests[request, 4]), (q_high - q_low,))
         for t in range(q_low, q_high):
+            positions[t] = places[t - q_low]
             slots[t, 0], slots[t, 1], slots[t, 2] = n_slots, piece - first, 0
             n_slots += piece - first
         for p in range(first, piece):
             s, offset, length = pieces[p, 0], pieces[p, 1], pieces[p, 2]
+            holed = spans[s, HOLES] != 0
+            holes = numba.carray(octets(spans[s, HOLES]), (spans[s, LENGTH],))
             for low in range(q_low, q_high, TILE):
                 high = min(low + TILE, q_high)
                 rows = 0
                 for t in range(low, high):
-                    begin, end = _seen(spans, s, offset, length, explicit, positions[t], window)
+                    begin, end = _seen(spans, s, offset, length, positions[t], window)
                     if end <= begin:
                         continue
                     rows += end - begin
                     met[slots[t, 0] + p - first] = 1
-                    hidden = spans[s, HOLES] + offset
-                    while begin < end and spans[s, HOLES] >= 0 and holes[hidden + begin]:
+                    while holed and begin < end and holes[offset + begin]:
                         begin += 1
                     if begin < end:
                         slots[t, 2] = 1
@@ -316,7 +298,7 @@ def _plan(address, thread, threads):
                     items[item, 3] = p - first
                     weights[item + 1] = weights[item] + rows
                     item += 1
-    header[Header.PIECES], header[Header.ITEMS], header[Header.SLOTS] = piece, item, n_slots
+    header[Header.PIECES], header[Header.ITEMS] = piece, item
     header[Header.MEETINGS] = weights[item]
     header[Header.BLIND] = -1
     for t in range(header[Header.QUERIES]):
@@ -401,13 +383,10 @@ def _attention(tag, size):
         n_items = header[Header.ITEMS]
         weights = numba.carray(wholes(header[Header.WEIGHTS_AT]), (n_items + 1,))
         items = numba.carray(wholes(header[Header.ITEMS_AT]), (n_items, 4))
-        spans = numba.carray(wholes(header[Header.SPANS_AT]), (header[Header.SPANS], 8))
-        biases = numba.carray(floats(header[Header.BIASES_AT]), (header[Header.SPANS],))
+        spans = numba.carray(wholes(header[Header.SPANS_AT]), (header[Header.SPANS], N_COLUMNS))
         pieces = numba.carray(wholes(header[Header.PIECES_AT]), (header[Header.PIECES], 3))
         slots = numba.carray(wholes(header[Header.SLOTS_AT]), (header[Header.QUERIES], 3))
         positions = numba.carray(wholes(header[Header.POSITIONS_AT]), (header[Header.QUERIES],))
-        explicit = numba.carray(wholes(header[Header.EXPLICIT_AT]), (header[Header.EXPLICIT],))
-        holes = numba.carray(octets(header[Header.HOLES_AT]), (header[Header.HOLES],))
         rotary, start = header[Header.ROTARY], header[Header.ROTARY_START]
         interleaved = header[Header.INTERLEAVED] != 0
         half = rotary // 2
@@ -430,10 +409,11 @@ def _attention(tag, size):
                     continue
                 piece = items[item, 0]
                 s, offset, length = pieces[piece, 0], pieces[piece, 1], pieces[piece, 2]
-                change, hidden = spans[s, CHANGE], spans[s, HOLES] + offset
-                holed = spans[s, HOLES] >= 0
+                change, bias = spans[s, CHANGE], float_of(spans[s, BIAS])
+                holed = spans[s, HOLES] != 0
+                holes = numba.carray(octets(spans[s, HOLES]), (spans[s, LENGTH],))
                 for t in range(items[item, 1], items[item, 2]):
-                    low, high = _seen(spans, s, offset, length, explicit, positions[t], window)
+                    low, high = _seen(spans, s, offset, length, positions[t], window)
                     n = high - low
                     if n <= 0:
                         continue
@@ -478,11 +458,11 @@ def _attention(tag, size):
                                         )
                                     else:
                                         _add_few(one, c, turn + j * pitch, pitch, n - j, padded, scores + j * 4)  # fmt: skip
-                        if softcap > 0 or constant != 0 or biases[s] != 0:
-                            _adjust(scores, n, constant, softcap, biases[s])
+                        if softcap > 0 or constant != 0 or bias != 0:
+                            _adjust(scores, n, constant, softcap, bias)
                         if holed:
                             for j in range(n):
-                                if holes[hidden + low + j]:
+                                if holes[offset + low + j]:
                                     scratch[s_at + r * PIECE + j] = -np.inf
                         result = (first + r) * stride
                         _soften(scores, n, partial_at + (result + value_dim) * 4)
@@ -492,13 +472,13 @@ def _attention(tag, size):
                     while (
                         j < n
                     ):  # stretches without a hole: no hidden value is read, which may be anything
-                        if holed and holes[hidden + low + j]:
+                        if holed and holes[offset + low + j]:
                             j += 1
                             continue
                         stop = min(j + _BLOCK, n)
                         if holed:
                             k = j
-                            while k < stop and not holes[hidden + low + k]:
+                            while k < stop and not holes[offset + low + k]:
                                 k += 1
                             stop = k
                         for r in range(repeat):

@@ -118,37 +118,48 @@ def _call(context, function, address, thread, threads):
 
 
 @compiled
-def _alone(function, numbers):
+def _alone(function, after, numbers):
     given = np.empty(N_NUMBERS, np.int64)
     for index in range(N_NUMBERS):
         given[index] = numbers[index]
     _call(function, given.ctypes.data, 0, 1)
+    if after:
+        _call(after, given.ctypes.data, 0, 1)
 
 
-def _shared(threads, function, numbers):
+def _shared(threads, function, after, numbers):
     given = np.empty(N_NUMBERS, np.int64)
     for index in range(N_NUMBERS):
         given[index] = numbers[index]
     address = given.ctypes.data
     for index in numba.prange(threads):
         _call(function, address, np.int64(index), threads)
+    if after:
+        _call(after, address, 0, 1)
 
 
 _shared = _kept(lambda keep: numba.njit(nogil=True, parallel=True, cache=keep)(_shared))
 _PADDING = [(0,) * (N_NUMBERS - n) for n in range(N_NUMBERS + 1)]
 
 
-def run(kernel: int, numbers: tuple[int, ...], work: int = 0) -> None:
-    """Call a kernel, in as many threads as torch may use if `work`, in multiplications, is worth it."""
+def run(
+    kernel: int, numbers: tuple[int, ...], work: int = 0, after: int = 0, after_work: int = 0
+) -> None:
+    """Call a kernel, then perhaps another, in as many threads as torch may use if it is worth it.
+
+    work: multiplications in each. Safe to call from several threads.
+    """
     numbers += _PADDING[len(numbers)]
     if work < SMALL or (threads := min(torch.get_num_threads(), MOST_THREADS)) == 1:
-        _alone(kernel, numbers)
+        _alone(kernel, after, numbers)
         return
     if threads != getattr(_own, "threads", 0):
         numba.set_num_threads(threads)
         _own.threads = threads
     with ENTER:
-        _shared(threads, kernel, numbers)
+        _shared(threads, kernel, 0 if after_work >= SMALL else after, numbers)
+        if after_work >= SMALL:
+            _shared(threads, after, 0, numbers)
 
 
 # The builders below write LLVM instructions; `b` is the builder, addresses are 64-bit integers in bytes.
@@ -254,6 +265,32 @@ TAGS = {
 def loop(b, low, high, step):
     """A counting loop, to be used with `with`; yields the index."""
     return cgutils.for_range_slice(b, low, high, step, I64, inc=True)
+
+
+def number(value: float):
+    """A constant in every lane."""
+    return ir.Constant(VECTOR, [value] * LANES)
+
+
+def exponential(b, x):
+    """e to the x, for x of at most 0 or so: to the last bit or two of a float."""
+    least = number(-87.3)
+    tiny = b.fcmp_ordered("<", x, least)
+    x = b.select(tiny, least, x)
+    floor = cgutils.get_or_insert_function(
+        b.module, ir.FunctionType(VECTOR, [VECTOR]), "llvm.floor.v8f32"
+    )
+    n = b.call(floor, [fma(b, x, number(1.44269504088896341), number(0.5))])
+    x = fma(b, n, number(-0.693359375), x)
+    x = fma(b, n, number(2.12194440e-4), x)
+    y = number(1.9875691500e-4)
+    for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5):
+        y = fma(b, y, x, number(factor))
+    y = b.fadd(fma(b, y, b.fmul(x, x), x), number(1.0))
+    whole = ir.VectorType(I32, LANES)
+    power = b.add(b.fptosi(n, whole), ir.Constant(whole, [127] * LANES))
+    power = b.bitcast(b.shl(power, ir.Constant(whole, [23] * LANES)), VECTOR)
+    return b.select(tiny, ZERO, b.fmul(y, power))
 
 
 @intrinsic

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from epicrag.kernels.tables import LayerKind, Rotary, Rows, Span
 
-Array = np.ndarray[Any, Any]
-
-# The columns of a span.
-START, LENGTH, TURN, FIRST, EXPLICIT, CHANGE, HOLES, LOCAL = range(8)
+# The columns of a span; EXPLICIT and HOLES are addresses or 0, BIAS the bits of a float.
+START, LENGTH, TURN, FIRST, EXPLICIT, CHANGE, HOLES, LOCAL, BIAS = range(9)
+N_COLUMNS = 9
 
 PIECE = 256
 """Rows of a piece: few enough that keys and values of one head stay in the second cache."""
@@ -30,38 +30,33 @@ _CHUNK = 1024
 
 
 class Header(IntEnum):
-    """The places of a table's numbers and of its arrays' addresses."""
+    """The places of a table's numbers, and of the addresses of its parts."""
 
     QUERIES = 0
     SPANS = 1
-    PIECES = 2
-    ITEMS = 3
-    SLOTS = 4
-    TURNS = 5
-    EXPLICIT = 6
-    HOLES = 7
-    WINDOW = 8
-    ROTARY = 9
-    ROTARY_START = 10
-    INTERLEAVED = 11
-    LOCAL_LOW = 12
-    LOCAL_AT = 13
-    SPANS_AT = 14
-    BIASES_AT = 15
-    PIECES_AT = 16
-    ITEMS_AT = 17
-    SLOTS_AT = 18
-    WEIGHTS_AT = 19
-    POSITIONS_AT = 20
-    EXPLICIT_AT = 21
-    HOLES_AT = 22
-    COS_AT = 23
-    SIN_AT = 24
-    REQUESTS = 25
-    REQUESTS_AT = 26
-    MEETINGS = 27
-    BLIND = 28
-    MET_AT = 29
+    REQUESTS = 2
+    PIECES = 3
+    ITEMS = 4
+    SLOTS = 5
+    TURNS = 6
+    WINDOW = 7
+    ROTARY = 8
+    ROTARY_START = 9
+    INTERLEAVED = 10
+    LOCAL_LOW = 11
+    LOCAL_AT = 12
+    COS_AT = 13
+    SIN_AT = 14
+    SPANS_AT = 15
+    REQUESTS_AT = 16
+    PIECES_AT = 17
+    ITEMS_AT = 18
+    SLOTS_AT = 19
+    WEIGHTS_AT = 20
+    POSITIONS_AT = 21
+    MET_AT = 22
+    MEETINGS = 23
+    BLIND = 24
 
 
 N_HEADER = len(Header)
@@ -74,13 +69,15 @@ class Table:
     header: int
     """Its address."""
     n_queries: int
+    n_rows: int
+    """Rows that the pool must have."""
     n_slots: int
     """Meetings of a query and a piece, at most."""
     n_met: int
     """Meetings of a query and a row, for one head."""
     softcap: int
     """Its bits; 0: none."""
-    arrays: tuple[Any, ...]
+    kept: tuple[Any, ...]
     """What these addresses point into."""
 
 
@@ -90,140 +87,113 @@ def prepare_native(rows: Sequence[Rows], kind: LayerKind) -> Table:
     ValueError where a query sees no key, where the requests do not tile the batch, or on a change of rows that are
     not at consecutive positions.
     """
-    requests = np.empty((len(rows), 4), np.int64)
-    spans: list[Span] = []
-    n_queries = 0
-    for index, request in enumerate(rows):
-        if request.low != n_queries:
-            raise ValueError(f"a request begins at row {request.low}, not {n_queries}")
-        n_queries = request.high
-        requests[index] = request.low, request.high, len(spans), len(spans) + len(request.spans)
-        spans.extend(request.spans)
-    positions = _joined([request.positions for request in rows])
-    if len(positions) != n_queries:
-        raise ValueError(f"{len(positions)} positions for {n_queries} queries")
-    columns, deltas, explicit, holes = _columns(spans, kind.rotary)
-    biases = np.array([span.bias for span in spans], np.float32)
-    cos, sin = _angles(deltas, kind.rotary)
-    low, turns = _local_turns(columns, kind.rotary)
-    n_pieces, n_items, n_slots = _most(columns, requests)
-    header = np.zeros(N_HEADER, np.int64)
-    arrays = {
-        Header.SPANS_AT: columns,
-        Header.BIASES_AT: biases,
-        Header.PIECES_AT: np.empty((n_pieces, 3), np.int64),
-        Header.ITEMS_AT: np.empty((n_items, 4), np.int64),
-        Header.SLOTS_AT: np.empty((n_queries, 3), np.int64),
-        Header.WEIGHTS_AT: np.empty(n_items + 1, np.int64),
-        Header.POSITIONS_AT: positions,
-        Header.EXPLICIT_AT: explicit,
-        Header.HOLES_AT: holes,
-        Header.COS_AT: cos,
-        Header.SIN_AT: sin,
-        Header.LOCAL_AT: turns,
-        Header.REQUESTS_AT: requests,
-        Header.MET_AT: np.zeros(n_slots, np.uint8),
-    }
-    header[: Header.LOCAL_LOW + 1] = (
+    rotary = kind.rotary
+    columns: list[int] = []
+    requests: list[int] = []
+    turn_of: dict[int, int] = {}
+    kept: list[Any] = []
+    n_queries = n_spans = n_pieces = n_items = n_slots = 0
+    low, high, n_rows = 1 << 60, -1, 0
+    for request in rows:
+        n_own, own = request.high - request.low, 0
+        if request.low != n_queries or len(request.positions) != n_own:
+            raise ValueError(
+                f"a request of {len(request.positions)} positions begins at row {request.low} and ends before "
+                f"{request.high}, where row {n_queries} is next"
+            )
+        for span in request.spans:
+            columns += _columns(span, turn_of if rotary.dim else None, kept)
+            own += -(-span.length // PIECE)
+            n_rows = max(n_rows, span.start + span.length, span.change + 1)
+            if span.change >= 0 and span.length:
+                low, high = min(low, span.local), max(high, span.local + span.length)
+        n_next = n_spans + len(request.spans)
+        positions = _address(request.positions, kept)
+        requests += (n_queries, request.high, n_spans, n_next, positions)
+        n_queries, n_spans = request.high, n_next
+        n_pieces += own
+        n_items += own * -(-n_own // TILE)
+        n_slots += own * n_own
+    low = low // _CHUNK * _CHUNK if high > 0 and rotary.dim else 0
+    high = -(-high // _CHUNK) * _CHUNK if high > 0 and rotary.dim else 0
+    cos, sin, local = _turns_of(rotary, tuple(turn_of), low, high)
+    sizes = (
+        len(columns),
+        len(requests),
+        n_pieces * 3,
+        n_items * 4,
+        n_queries * 3,
+        n_items + 1,
         n_queries,
-        len(spans),
-        n_pieces,
-        n_items,
-        0,
-        len(cos),
-        len(explicit),
-        len(holes),
-        kind.window or 0,
-        kind.rotary.dim,
-        kind.rotary.start,
-        kind.rotary.interleaved,
-        low,
+        n_slots // 8 + 1,
     )
-    header[Header.REQUESTS] = len(rows)
-    for place, array in arrays.items():
-        header[place] = array.ctypes.data
+    arena = np.empty(N_HEADER + sum(sizes), np.int64)
+    base = arena.ctypes.data
+    parts = [base + 8 * N_HEADER]
+    for size in sizes[:-1]:
+        parts.append(parts[-1] + 8 * size)
+    header = (
+        *(n_queries, n_spans, len(rows), n_pieces, n_items, n_slots, len(turn_of)),
+        *(kind.window or 0, rotary.dim, rotary.start, int(rotary.interleaved)),
+        *(low, local.data_ptr(), cos.data_ptr(), sin.data_ptr(), *parts, 0, -1),
+    )
+    numbers = [*header, *columns, *requests]
+    arena[: len(numbers)] = numbers
     run, plan = _compiled()[:2]
-    run(plan(), (header.ctypes.data,))
-    blind, n_met = int(header[Header.BLIND]), int(header[Header.MEETINGS])
+    run(plan(), (base,))
+    n_met, blind = arena[N_HEADER - 2 : N_HEADER].tolist()
     if blind >= 0:
         raise ValueError(f"query {blind} sees no key: a token sees at least itself")
-    kept = (header, *arrays.values())
-    return Table(header.ctypes.data, n_queries, n_slots, n_met, _bits(kind.softcap or 0.0), kept)
+    softcap = float_bits(kind.softcap) if kind.softcap else 0
+    return Table(base, n_queries, n_rows, n_slots, n_met, softcap, (arena, cos, sin, local, *kept))
 
 
-def _most(columns: Array, requests: Array) -> tuple[int, int, int]:
-    """How many pieces and items there are at most, and how many slots."""
-    pieces = np.concatenate(([0], np.cumsum(-(-columns[:, LENGTH] // PIECE))))
-    own = pieces[requests[:, 3]] - pieces[requests[:, 2]]
-    queries = requests[:, 1] - requests[:, 0]
-    return int(own.sum()), int((own * -(-queries // TILE)).sum()), int((own * queries).sum())
+def _columns(span: Span, turn_of: dict[int, int] | None, kept: list[Any]) -> tuple[int, ...]:
+    """A span as numbers. What is pointed at goes to `kept`, and new offsets to `turn_of`."""
+    turn, explicit, holes = -1, 0, 0
+    if span.delta and turn_of is not None:
+        turn = turn_of.setdefault(span.delta, len(turn_of))
+    if span.explicit is not None:
+        if span.change >= 0:
+            raise ValueError("a change of rows that are not at consecutive positions")
+        explicit = _address(span.explicit, kept)
+    if span.holes is not None and len(span.holes):
+        marks = torch.zeros(span.length, dtype=torch.uint8)
+        marks[span.holes] = 1
+        holes = marks.data_ptr()
+        kept.append(marks)
+    bias = float_bits(span.bias) if span.bias else 0
+    local = span.first - span.delta
+    return (span.start, span.length, turn, span.first, explicit, span.change, holes, local, bias)
 
 
-def _columns(spans: Sequence[Span], rotary: Rotary) -> tuple[Array, list[int], Array, Array]:
-    """The spans as rows of numbers; the distinct offsets; all explicit positions; all marks of holes."""
-    columns = np.empty((len(spans), 8), np.int64)
-    turn_of: dict[int, int] = {}
-    explicit: list[Tensor] = []
-    marks: list[Array] = []
-    n_explicit, n_marks = 0, 0
-    table = []
-    for span in spans:
-        turn = -1
-        if span.delta and rotary.dim:
-            turn = turn_of.setdefault(span.delta, len(turn_of))
-        own = hidden = -1
-        if span.explicit is not None:
-            if span.change >= 0:
-                raise ValueError("a change of rows that are not at consecutive positions")
-            own = n_explicit
-            explicit.append(span.explicit)
-            n_explicit += span.length
-        if span.holes is not None and len(span.holes):
-            hidden = n_marks
-            mark = np.zeros(span.length, np.uint8)
-            mark[span.holes.numpy()] = 1
-            marks.append(mark)
-            n_marks += span.length
-        local = span.first - span.delta
-        table.append((span.start, span.length, turn, span.first, own, span.change, hidden, local))
-    columns[:] = table or np.empty((0, 8), np.int64)
-    holes = np.concatenate(marks) if marks else np.empty(0, np.uint8)
-    return columns, list(turn_of), _joined(explicit), holes
+def _address(whole: Tensor, kept: list[Any]) -> int:
+    """Where the int64 numbers of a tensor, or of a copy, lie one after the other."""
+    if whole.dtype != torch.int64 or not whole.is_contiguous():
+        whole = whole.to(torch.int64).contiguous()
+    kept.append(whole)
+    return whole.data_ptr()
 
 
-def _joined(tensors: Sequence[Tensor]) -> Array:
-    if not tensors:
-        return np.empty(0, np.int64)
-    arrays = [tensor.numpy() for tensor in tensors]
-    whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    return np.ascontiguousarray(whole, np.int64)
-
-
-def _angles(deltas: Sequence[int], rotary: Rotary) -> tuple[Array, Array]:
-    """Cos and sin of rotations by `deltas` positions, each (n, dim / 2) float32, worked out in float64."""
-    if not deltas or not rotary.dim:
-        return np.empty((0, 0), np.float32), np.empty((0, 0), np.float32)
-    angle = np.outer(np.array(deltas, np.float64), rotary.inv_freq.numpy().astype(np.float64))
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-
-
-def _local_turns(columns: Array, rotary: Rotary) -> tuple[int, Array]:
-    """The first position, and cos and sin by position, of the rotations of all changed rows."""
-    changed = columns[(columns[:, CHANGE] >= 0) & (columns[:, LENGTH] > 0)]
-    if not len(changed) or not rotary.dim:
-        return 0, np.empty((0, 0), np.float32)
-    low = int(changed[:, LOCAL].min()) // _CHUNK * _CHUNK
-    high = -(-int((changed[:, LOCAL] + changed[:, LENGTH]).max()) // _CHUNK) * _CHUNK
-    return low, _turns(rotary, low, high)
+@lru_cache(maxsize=64)
+def _turns_of(
+    rotary: Rotary, deltas: tuple[int, ...], low: int, high: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cos and sin of the rotations by `deltas`, and the table of those to positions [low, high)."""
+    return *_angles(rotary, torch.tensor(deltas)), _local_turns(rotary, low, high)
 
 
 @lru_cache(maxsize=8)
-def _turns(rotary: Rotary, low: int, high: int) -> Array:
+def _local_turns(rotary: Rotary, low: int, high: int) -> Tensor:
     """Cos, then sin, of the rotations to positions [low, high), filled up with zeros to a multiple of eight."""
-    cos, sin = _angles(range(low, high), rotary)
-    table = np.zeros((high - low, -(-rotary.dim // 8) * 8), np.float32)
-    table[:, : rotary.dim // 2], table[:, rotary.dim // 2 : rotary.dim] = cos, sin
-    return table
+    cos, sin = _angles(rotary, torch.arange(low, high))
+    return pad(torch.cat((cos, sin), 1), (0, -rotary.dim % 8)).contiguous()
+
+
+def _angles(rotary: Rotary, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """Cos and sin of rotations, each (n, dim / 2) float32, worked out in float64."""
+    angle = delta.to(torch.float64)[:, None] * rotary.inv_freq.to(torch.float64)
+    return angle.cos().float().contiguous(), angle.sin().float().contiguous()
 
 
 def attend(
@@ -241,7 +211,7 @@ def attend(
     is the same in any batch, to the bit. Safe to call from several threads. ValueError on what does not fit.
     """
     n, heads, dim = queries.shape
-    groups, _, value_dim = values.shape
+    groups, n_pool, value_dim = values.shape
     q_pitch, q_head, q_step = queries.stride()
     k_group, k_pitch, k_step = keys.stride()
     v_group, v_pitch, v_step = values.stride()
@@ -255,8 +225,8 @@ def attend(
         or out.dtype != torch.float32
         or n != table.n_queries
         or heads % groups
-        or keys.shape[0] != groups
-        or keys.shape[2] != dim
+        or keys.shape != (groups, n_pool, dim)
+        or n_pool < table.n_rows
         or (dim | value_dim) % 8
         or not q_step == k_step == v_step == 1
         or out.shape != (n, heads, value_dim)
@@ -264,7 +234,7 @@ def attend(
     ):
         raise ValueError(
             f"queries {tuple(queries.shape)} {queries.dtype}, keys {tuple(keys.shape)} {keys.dtype} and values "
-            f"{tuple(values.shape)} {values.dtype} do not fit a table of {table.n_queries} queries"
+            f"{tuple(values.shape)} {values.dtype} do not fit a table of {table.n_queries} queries over {table.n_rows} rows"
         )
     run, _, attention, merge = _compiled()
     partial = queries.new_empty(table.n_slots * heads * (value_dim + 2))
@@ -283,13 +253,13 @@ def attend(
         heads // groups,
         dim,
         value_dim,
-        _bits(scale),
+        float_bits(scale),
         table.softcap,
         out.data_ptr(),
         partial.data_ptr(),
     )
-    run(attention(kind), given, table.n_met * heads * (dim + value_dim))
-    run(merge(), given, table.n_slots * heads * value_dim)
+    work, joins = table.n_met * heads * (dim + value_dim), table.n_slots * heads * value_dim
+    run(attention(kind), given, work, merge(), joins)
     return out
 
 
@@ -301,7 +271,7 @@ _POOLS = {
 
 
 @lru_cache(maxsize=64)
-def _bits(number: float) -> int:
+def float_bits(number: float) -> int:
     """A float32 as a whole number, as numbers reach a kernel."""
     return int(np.float32(number).view(np.int32))
 

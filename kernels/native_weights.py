@@ -15,7 +15,8 @@ Kind = Literal["float32", "float16", "bfloat16", "int8"]
 KINDS: tuple[Kind, ...] = ("float32", "float16", "bfloat16", "int8")
 
 NARROW = 32
-"""Rows of x up to which `linear` is faster than torch's float32 product with unpacked weights."""
+"""Rows of x up to which `linear` is faster than torch's float32 product with unpacked weights, measured on AVX2 for
+every kind. float16 stays ahead to about 96 rows, int8 to about 48."""
 
 GROUP = 128
 """Columns that share a factor in int8: a unit of rounding that a few large weights cannot coarsen far."""

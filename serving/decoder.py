@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from transformers.activations import SiLUActivation
 
 from epicrag.serving.layout import Layer, Parts
 from epicrag.serving.weights import Linear
@@ -45,7 +44,7 @@ class Decoder:
                 stream, mixed, both = stream[rows], mixed[rows], both[: len(rows)]
             _add_product(stream, mixed, layer.out)
             _product(layer.mlp_norm(stream), layer.gate_up, both)
-            _add_product(stream, _gated(both, layer.activation), layer.down)
+            _add_product(stream, _gated(both, layer), layer.down)
         logits = stream.new_empty(len(stream), len(parts.head.weight))
         return _product(parts.norm(stream), parts.head, logits)
 
@@ -59,7 +58,7 @@ class Decoder:
             turning[:, heads:] = layer.key_norm(turning[:, heads:])
         if layer.rotates:
             _rotate(turning, cos, sin)
-        queries, keys, values = every.transpose(0, 1).split((heads, groups, groups))
+        queries, keys, values = torch.split(every.transpose(0, 1), [heads, groups, groups])
         mixed = batch.attend(layer.index, queries, keys, values, layer.scale)
         return mixed.reshape(-1, heads * dim)
 
@@ -91,9 +90,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     first.copy_(turned)
 
 
-def _gated(both: Tensor, activation: nn.Module) -> Tensor:
+def _gated(both: Tensor, layer: Layer) -> Tensor:
     """both: (T, 2 I), gate beside up. Returns (T, I), which may be the place where the gate stood."""
     gate, up = both.chunk(2, -1)
-    if isinstance(activation, SiLUActivation):
+    if layer.is_silu:
         return F.silu(gate, inplace=True).mul_(up)
-    return activation(gate).mul_(up)  # type: ignore[no-any-return]
+    return layer.activation(gate).mul_(up)  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ from epicrag.serving import link, plain
 from epicrag.serving.answer import Answering, Placed
 from epicrag.serving.attention import RefusedModel
 from epicrag.serving.cache import ChunkCache
-from epicrag.serving.compile import Frame, Recipe, check_mode
+from epicrag.serving.compile import Frame, Recipe, check_mode, reads_neighbour
 from epicrag.serving.compose import Layout, compose
 from epicrag.serving.generation import Generation, State
 from epicrag.serving.model import LAYOUT_VERSION, ServedModel
@@ -31,6 +31,7 @@ from epicrag.serving.prompt import ASKING, ChatFormat, Piece, Prompt
 from epicrag.serving.sample import Sampling
 from epicrag.serving.schedule import Limits, Scheduler, Ticket
 from epicrag.serving.stitched import Stitched
+from epicrag.serving.threads import settle
 from epicrag.serving.tokenizer import UnitTokenizer
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Engine:
         self.compile_mode = check_mode(compile_mode)
         self.refusal: str | None = None
         self._tokens: Counter[str] = Counter()
+        _log.debug("%s runs through %s", name, model.forward_kind)
         bos = tokenizer.template_ids(chat.bos) if chat.bos else ()
         self.frame = Frame.of(chat, bos[0] if bos else None)
         kv_dtype = kv_dtype or _store_dtype(model.dtype)
@@ -106,6 +108,7 @@ class Engine:
             layers=geometry.layers,
             groups=geometry.groups,
             head_dim=geometry.head_dim,
+            value_dim=geometry.value_dim,
             budget_bytes=budget,
             dtype=model.dtype,
             device=model.device,
@@ -161,6 +164,8 @@ class Engine:
         the weights leave free. `host_kv_memory_bytes` keep the KV of chunks that had to leave it.
         """
         check_mode(compile_mode)
+        threads = settle()
+        _log.debug("%s: %d threads, by %s", name, threads.n, threads.why)
         tokenizer = UnitTokenizer.load(path)
         model = ServedModel.load(
             path, device=device, dtype=dtype, quantize=quantize, cache_folder=cache_folder
@@ -229,7 +234,8 @@ class Engine:
         """The recipe of a chunk in a mode; `ids` where its text is tokenised already."""
         mode = mode or self.compile_mode
         chunk_ids = self.chat.chunk_ids
-        before = chunk_ids(piece.before) if piece.before and mode == "neighbour" else None
+        behind = piece.before if reads_neighbour(mode) else None
+        before = chunk_ids(behind) if behind else None
         return self.frame.recipe(ids or chunk_ids(piece.text), mode, before)
 
     def key_of(self, piece: Piece, mode: str | None = None) -> str:

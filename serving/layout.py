@@ -54,6 +54,7 @@ class Layer:
     mlp_norm: Norm
     gate_up: Linear
     activation: nn.Module
+    is_silu: bool
     down: Linear
 
 
@@ -80,7 +81,7 @@ class Parts:
         yield self.head
 
 
-def take_apart(module: nn.Module) -> Parts:
+def take_apart(module: Any) -> Parts:
     """Find the parts of a causal language model. UnknownLayoutError where anything is not as expected.
 
     The weights of layers that read the same input are put side by side; the module goes on working on the
@@ -179,6 +180,7 @@ def _layer(look: _Look, layer: Any) -> Layer:
     qkv = ("qkv_proj",) if has_fused else ("q_proj", "k_proj", "v_proj")
     gate_up = ("gate_up_proj",) if has_fused else ("gate_proj", "up_proj")
     has_norms = hasattr(attention, "q_norm")
+    activation = mlp.activation_fn if has_fused else mlp.act_fn
     try:
         return Layer(
             index=attention.layer_idx,
@@ -191,8 +193,15 @@ def _layer(look: _Look, layer: Any) -> Layer:
             out=fuse([look.linear(attention.o_proj)]),
             mlp_norm=look.norm(layer.post_attention_layernorm),
             gate_up=fuse([look.linear(getattr(mlp, name)) for name in gate_up]),
-            activation=mlp.activation_fn if has_fused else mlp.act_fn,
+            activation=activation,
+            is_silu=_is_silu(activation),
             down=fuse([look.linear(mlp.down_proj)]),
         )
     except ValueError as error:
         raise UnknownLayoutError(str(error)) from error
+
+
+def _is_silu(activation: nn.Module) -> bool:
+    from transformers.activations import SiLUActivation
+
+    return type(activation) in (SiLUActivation, nn.SiLU)

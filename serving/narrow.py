@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers.activations import SiLUActivation
 
 from epicrag.kernels import native
+from epicrag.kernels.native_table import float_bits
 from epicrag.serving.decoder import angles
 from epicrag.serving.layout import Layer, Norm, Parts
 from epicrag.serving.weights import Linear
@@ -45,11 +45,11 @@ class _Layer:
     index: int
     scale: float
     rotates: bool
-    attention_norm: tuple[Any, float]
+    attention_norm: tuple[int, int]  # the address of the weight, the bits of eps
     qkv: _Product
-    heads: tuple[Any, ...]  # what `turn` is told of them
+    head_norms: tuple[tuple[Tensor, float], tuple[Tensor, float]] | None
     out: _Product
-    mlp_norm: tuple[Any, float]
+    mlp_norm: tuple[int, int]
     gate_up: _Product
     down: _Product
 
@@ -58,10 +58,11 @@ class NarrowDecoder:
     """`Decoder.forward` for few rows, with the parts' packed weights; `why_not` says for which parts."""
 
     def __init__(self, parts: Parts) -> None:
-        from epicrag.kernels import native_jit, native_linear, native_rows
+        from epicrag.kernels import native_jit, native_linear, native_small
 
         self._parts = parts
-        self._rows, self._run, self._kernel = native_rows, native_jit.run, native_linear.product
+        self._run, self._kernel = native_jit.run, native_linear.product
+        self._steps = tuple(native_small.step(name) for name in ("norm", "rope", "gated"))
         self._kept: list[Tensor] = []  # the compiled functions are told addresses
         self._layers = [self._layer(layer) for layer in parts.layers]
         self._norm = self._plain(parts.norm.weight)
@@ -69,63 +70,85 @@ class NarrowDecoder:
 
     def forward(self, ids: Tensor, positions: Tensor, batch: Batch, rows: Tensor) -> Tensor:
         """See `Decoder.forward`."""
-        parts, n = self._parts, len(ids)
-        add_norm, turn, silu_gate = self._rows.add_norm, self._rows.turn, self._rows.silu_gate
-        run = self._run
+        parts, run, n = self._parts, self._run, len(ids)
+        norm, rope, gate = self._steps
         stream = F.embedding(ids, parts.embedding).float()
-        cos, sin = (x[:, 0].float().contiguous().numpy() for x in angles(parts, stream, positions))
-        none = cos[:, :0]
-        inner, heads = parts.layers[0].down.weight.shape[1], parts.heads + 2 * parts.groups
-        qkv = stream.new_empty(n, heads * parts.head_dim)
-        views = qkv.view(n, heads, -1).transpose(0, 1)
-        views = views.split((parts.heads, parts.groups, parts.groups))
+        cos, sin = (x[:, 0].float().contiguous() for x in angles(parts, stream, positions))
+        width, inner = stream.shape[1], parts.layers[0].down.weight.shape[1]
+        turned, heads, dim = (
+            parts.heads + parts.groups,
+            parts.heads + 2 * parts.groups,
+            parts.head_dim,
+        )
+        qkv = stream.new_empty(n, heads, dim)
+        views = torch.split(qkv.transpose(0, 1), [parts.heads, parts.groups, parts.groups])
         normed, more = torch.empty_like(stream), torch.zeros_like(stream)
         both, gated = stream.new_empty(n, 2 * inner), stream.new_empty(n, inner)
-        x, x_normed, x_more, x_qkv = (y.numpy() for y in (stream, normed, more, qkv))
-        x_both, x_gated = both.numpy(), gated.numpy()
-        a_normed, a_more, a_qkv = (y.data_ptr() for y in (normed, more, qkv))
-        a_both, a_gated = both.data_ptr(), gated.data_ptr()
+        a_normed, a_more, a_qkv, a_both, a_gated = (
+            x.data_ptr() for x in (normed, more, qkv, both, gated)
+        )
+        # What the compiled steps are told (see `kernels.native_steps`), but for what differs from layer to layer.
+        added = stream.data_ptr(), width, a_more, width
+        to_normed = a_normed, width, n, width
+        angle = cos.data_ptr(), sin.data_ptr(), cos.shape[1], 0, 0
+        turning = a_qkv, heads * dim, dim, n, turned, *angle
+        gating = a_both, 2 * inner, a_both + 4 * inner, 2 * inner, a_gated, inner, n, inner, 0
+        is_float32 = parts.dtype == torch.float32
         for layer in self._layers:
-            add_norm(x, x_more, *layer.attention_norm, x_normed)
+            weight, eps = layer.attention_norm
+            run(norm, (*added, weight, *to_normed, eps, 0))
             layer.qkv(run, a_normed, n, a_qkv)
-            turn(x_qkv, *layer.heads, *((cos, sin) if layer.rotates else (none, none)))
-            given = views if parts.dtype == torch.float32 else [v.to(parts.dtype) for v in views]
-            mixed = batch.attend(layer.index, *given, layer.scale)  # (T, H, D)
+            if layer.head_norms is not None:
+                self._norm_heads(qkv, *layer.head_norms)
+            if layer.rotates:
+                run(rope, turning)
+            queries, keys, values = (
+                views if is_float32 else tuple(view.to(parts.dtype) for view in views)
+            )
+            mixed = batch.attend(layer.index, queries, keys, values, layer.scale)  # (T, H, D)
             mixed = mixed.float().contiguous()
             layer.out(run, mixed.data_ptr(), n, a_more)
-            add_norm(x, x_more, *layer.mlp_norm, x_normed)
+            weight, eps = layer.mlp_norm
+            run(norm, (*added, weight, *to_normed, eps, 0))
             layer.gate_up(run, a_normed, n, a_both)
-            silu_gate(x_both, x_gated)
+            run(gate, gating, n * inner * 16)
             layer.down(run, a_gated, n, a_more)
         last = stream[rows] + more[rows]
         last = F.rms_norm(last, self._norm.shape, self._norm, parts.norm.eps)
         return native.linear(last, parts.head.packed, None, self._head_bias).to(parts.dtype)
 
+    def _norm_heads(
+        self, qkv: Tensor, query: tuple[Tensor, float], key: tuple[Tensor, float]
+    ) -> None:
+        """Norm each query and each key in qkv (T, H + 2 G, D), in place."""
+        heads, groups = self._parts.heads, self._parts.groups
+        for row in qkv:
+            native.rms_norm(row[:heads], *query, row[:heads])
+            native.rms_norm(row[heads : heads + groups], *key, row[heads : heads + groups])
+
     def _layer(self, layer: Layer) -> _Layer:
-        parts = self._parts
+        query, key = layer.query_norm, layer.key_norm
+        head_norms = None
+        if query is not None and key is not None:
+            head_norms = (
+                (self._plain(query.weight), query.eps),
+                (self._plain(key.weight), key.eps),
+            )
         return _Layer(
             layer.index,
             layer.scale,
             layer.rotates,
             self._norm_of(layer.attention_norm),
             self._product(layer.qkv),
-            (
-                parts.heads,
-                parts.groups,
-                parts.head_dim,
-                self._norm_of(layer.query_norm)[0],
-                *self._norm_of(layer.key_norm),
-            ),
+            head_norms,
             self._product(layer.out),
             self._norm_of(layer.mlp_norm),
             self._product(layer.gate_up),
             self._product(layer.down),
         )
 
-    def _norm_of(self, norm: Norm | None) -> tuple[Any, float]:
-        if norm is None:
-            return torch.empty(0).numpy(), 0.0
-        return self._plain(norm.weight).numpy(), norm.eps
+    def _norm_of(self, norm: Norm) -> tuple[int, int]:
+        return self._plain(norm.weight).data_ptr(), float_bits(norm.eps)
 
     def _product(self, linear: Linear) -> _Product:
         packed, bias = linear.packed, self._bias(linear)
@@ -145,7 +168,7 @@ def why_not(parts: Parts) -> str | None:
     if parts.embedding.device.type != "cpu":
         return f"the compiled kernels are the CPU's, and the model is on {parts.embedding.device}"
     for layer in parts.layers:
-        if not isinstance(layer.activation, SiLUActivation):
+        if not layer.is_silu:
             return f"its activation is {type(layer.activation).__name__}"
     widths = {linear.weight.shape[1] for linear in parts.linears()}
     if any(width % 8 for width in widths):

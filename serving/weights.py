@@ -37,9 +37,7 @@ def fuse(layers: Sequence[Any]) -> Linear:
     weight = _side_by_side([layer.weight for layer in layers])
     biases = [layer.bias for layer in layers if layer.bias is not None]
     if biases and len(biases) < len(layers):
-        raise ValueError(
-            "of layers that read the same input, some have a bias and others have none"
-        )
+        raise ValueError("of layers that read the same input, only some have a bias")
     return Linear(weight, _side_by_side(biases) if biases else None)
 
 
@@ -49,7 +47,9 @@ def _data(bias: Tensor | None) -> Tensor | None:
 
 def _side_by_side(parameters: Sequence[Tensor]) -> Tensor:
     whole = torch.cat([parameter.data for parameter in parameters])
-    for parameter, view in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
+    for parameter, view in zip(
+        parameters, torch.split(whole, [len(p) for p in parameters]), strict=True
+    ):
         parameter.data = view
     return whole
 
@@ -93,10 +93,11 @@ def pack(parts: Parts, stored: str) -> str:
     own = str(parts.dtype).removeprefix("torch.")
     kind: Any = stored if own == "float32" else own
     for linear in parts.linears():
-        if (
-            linear.packed is None and kind == own
-        ):  # no second copy: it reads the module's own memory
-            linear.packed = native.Packed(kind, *linear.weight.shape, linear.weight)
-        elif linear.packed is None:
+        if linear.packed is not None:
+            continue
+        n, k = linear.weight.shape
+        if kind == own:  # the module's own memory is read, no second copy is made
+            linear.packed = native.Packed(kind, n, k, linear.weight)
+        else:
             linear.packed = native.pack(linear.weight, kind)
     return str(parts.head.packed.kind)

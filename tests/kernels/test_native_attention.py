@@ -233,6 +233,8 @@ def test_what_does_not_fit_is_an_error():
     for queries in (torch.randn(3, 3, 64), torch.randn(2, 4, 64), torch.randn(3, 4, 64).double()):
         with pytest.raises(ValueError, match="do not fit"):
             native.attend(queries, keys, values, table, 0.2)
+    with pytest.raises(ValueError, match="over 1203 rows"):
+        native.attend(torch.randn(3, 4, 64), keys[:, :1202], values[:, :1202], table, 0.2)
     rows = [ops.Rows(1, 2, torch.tensor([3]), [ops.Span(0, 2, 0, 0)])]
     with pytest.raises(ValueError, match="begins at row 1"):
         native.prepare_native(rows, KIND)
