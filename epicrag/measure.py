@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from epicrag.errors import DeviceError
+from epicrag.errors import BusyError, DeviceError
 from epicrag.types import Receipt
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from epicrag.serving.engine import Engine
+    from epicrag.serving.generation import Generation
     from epicrag.serving.policies import Policy
     from epicrag.serving.prompt import Prompt
 
@@ -64,26 +64,14 @@ def load(engine: Engine, prompt: Prompt, variant: Variant) -> float:
         return stitched.load_ms
 
 
-def timed(
-    engine: Engine,
-    prompt: Prompt,
-    variant: Variant,
-    n_tokens: int,
-    stop: threading.Event | None = None,
-) -> Timed:
-    """Generate at most `n_tokens` tokens, greedily; none after the first once `stop` is set."""
-    from epicrag.serving.sample import Sampling
-
-    sampling = Sampling(max_tokens=n_tokens)
+def timed(engine: Engine, prompt: Prompt, variant: Variant, n_tokens: int) -> Timed:
+    """Generate at most `n_tokens` tokens, greedily."""
     begun = time.perf_counter()
-    with engine.generate(
-        prompt, policy=variant.policy, sampling=sampling, mode=variant.mode
-    ) as generation:
+    with _generation(engine, prompt, variant, n_tokens) as generation:
         next(generation, "")
         first = time.perf_counter()
         for _ in generation:
-            if stop and stop.is_set():
-                break
+            pass
         ended = time.perf_counter()
         return Timed(
             first_token_ms=(first - begun) * 1000,
@@ -118,7 +106,7 @@ class Load:
 
     requests: int
     refused: int
-    """For want of memory."""
+    """For want of memory, or of a place in the queue."""
     seconds: float
     first_token_ms: tuple[float, ...]
 
@@ -130,24 +118,39 @@ class Load:
 def side_by_side(
     engine: Engine, prompts: Sequence[Prompt], variant: Variant, n_tokens: int, threads: int
 ) -> Load:
-    """Answer every prompt, `threads` at a time. An interrupt stops them all before it goes on."""
-    stop = threading.Event()
-
-    def one(prompt: Prompt) -> float | None:
-        try:
-            return timed(engine, prompt, variant, n_tokens, stop).first_token_ms
-        except DeviceError:
-            return None
-
+    """Answer every prompt, `threads` at a time. An interrupt cancels them all before it goes on."""
     begun = time.perf_counter()
+    opened = [_generation(engine, prompt, variant, n_tokens) for prompt in prompts]
     with ThreadPoolExecutor(threads) as pool:
-        waiting = [pool.submit(one, prompt) for prompt in prompts]
+        waiting = [pool.submit(_first_ms, generation) for generation in opened]
         try:
             times = [future.result() for future in waiting]
         except BaseException:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for generation in opened:
+                generation.close()
             raise
     seconds = time.perf_counter() - begun
     done = tuple(ms for ms in times if ms is not None)
     return Load(len(done), len(times) - len(done), seconds, done)
+
+
+def _first_ms(generation: Generation) -> float | None:
+    """Read an answer to its end; milliseconds to its first token, None where it is refused."""
+    begun = time.perf_counter()
+    try:
+        with generation:
+            next(generation, "")
+            first = time.perf_counter()
+            for _ in generation:
+                pass
+    except (BusyError, DeviceError):
+        return None
+    return (first - begun) * 1000
+
+
+def _generation(engine: Engine, prompt: Prompt, variant: Variant, n_tokens: int) -> Generation:
+    from epicrag.serving.sample import Sampling
+
+    sampling = Sampling(max_tokens=n_tokens)
+    return engine.generate(prompt, policy=variant.policy, sampling=sampling, mode=variant.mode)

@@ -136,6 +136,19 @@ def test_an_interrupt_leaves_what_was_measured(opened):
     assert "Ctrl-C" in events[0].message
 
 
+def test_an_interrupt_under_load_cancels_every_request(opened, monkeypatch):
+    def interrupted(self, timeout=None):
+        raise KeyboardInterrupt
+
+    _ = opened.engine  # is loaded with futures, too
+    monkeypatch.setattr("concurrent.futures.Future.result", interrupted)
+    report = run(opened, options=replace(SMALL, policies=("none",), prompts=1))
+    assert report.interrupted
+    assert [row.requests_per_s for row in report.rows] == [None] * 3
+    monkeypatch.undo()
+    opened.engine.pool.check()
+
+
 def test_prompts_longer_than_the_window_are_refused(opened):
     items = [Item("q?", documents=tuple(Passage(str(n), f"{n} words " * 40) for n in range(30)))]
     with pytest.raises(UsageError, match="window"):
