@@ -89,12 +89,16 @@ def prompt_of(engine: Engine, tokens: int, chunk: int) -> Prompt:
 
 
 def measure(engine: Engine, prompt: Prompt, policy: str, repeats: int) -> dict[str, float]:
-    """Milliseconds: median and best of the whole, and of `select` + `stitch`, as a receipt names them."""
+    """Milliseconds: median and best of the whole, and of `select` + `stitch`, as a receipt names them.
+
+    `cpu` is the thread's own time in the whole: what a busy machine changes least.
+    """
     chosen = parse_policy(policy)
-    wholes, parts = [], []
+    wholes, parts, cpu = [], [], []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start, begun = time.perf_counter(), time.thread_time()
         stitched = engine.stitched(prompt, chosen)
+        cpu.append((time.thread_time() - begun) * 1000)
         wholes.append((time.perf_counter() - start) * 1000)
         parts.append(stitched.select_ms + stitched.stitch_ms)
         stitched.close()
@@ -103,6 +107,8 @@ def measure(engine: Engine, prompt: Prompt, policy: str, repeats: int) -> dict[s
         "whole_best": round(min(wholes), 2),
         "stitch_policy": round(statistics.median(parts), 2),
         "stitch_policy_best": round(min(parts), 2),
+        "cpu": round(statistics.median(cpu), 2),
+        "cpu_best": round(min(cpu), 2),
     }
 
 
@@ -115,8 +121,8 @@ def main() -> None:
     torch.set_grad_enabled(False)
     results = []
     print(f"{args.tokens:,} cached tokens, {args.policy}: milliseconds, {args.repeats} repeats")
-    print(f"{'':>21} {'whole':>17} {'stitch + policy':>17}")
-    print(f"{'model':>14} {'chunk':>6} {'median':>8} {'best':>8} {'median':>8} {'best':>8}")
+    print(f"{'':>21} {'whole':>17} {'stitch + policy':>17} {'cpu of whole':>17}")
+    print(f"{'model':>14} {'chunk':>6} " + f" {'median':>8} {'best':>8}" * 3)
     for name, shape in SHAPES.items():
         for chunk in (128, 512, 1024):
             with tempfile.TemporaryDirectory() as folder:
