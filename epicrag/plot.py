@@ -107,7 +107,7 @@ def _scales(axes: Any, rows: Sequence[Row]) -> None:
         if axis.get_scale() == "log":
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_minor_formatter(NullFormatter())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value >= 0 else ""))
     axes.grid(True, color="#eeeeee", zorder=0)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
