@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epicrag.errors import EpicragError
-from epicrag.index.encoder import Encoder, load_encoder, read_json
+from epicrag.index.encoder import Encoder, load_encoder
+from epicrag.index.files import read_json
 
 _OVERLAP_TOKENS = 16  # a fact that one window cuts stands whole in its neighbour
 _SLACK_TOKENS = 8  # a slice may take a few tokens more than it took within its text

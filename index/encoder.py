@@ -1,12 +1,12 @@
 """A sentence-transformers model run: batches of short texts to unit vectors.
 
-The plain stack, a transformer with mean or first-token pooling, is run by transformers alone: the
-library's import costs every command two more seconds. Any other stack is left to the library itself.
+The plain stack, a transformer with mean or first-token pooling, is run without the library, and a plain
+BERT without transformers as well: each import costs every command seconds. Any other stack is left to the
+library itself.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epicrag.errors import DeviceError, EpicragError
+from epicrag.index.bert import read_bert
+from epicrag.index.files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,8 +52,13 @@ def load_encoder(path: Path, device: str = "auto") -> Encoder:
         raise _unloadable(path, "there is no model")
     try:
         pooling = plain_pooling(path)
+        bert = read_bert(path, device) if pooling else None
+        if pooling and bert:
+            return PlainEncoder(path, pooling, bert)
         with _quiet():
-            return PlainEncoder(path, pooling, device) if pooling else LibraryEncoder(path, device)
+            if pooling:
+                return PlainEncoder(path, pooling, AnyStack(path, device))
+            return LibraryEncoder(path, device)
     except Exception as error:  # the libraries raise whatever the broken file suggests to them
         raise _unloadable(path, str(error)) from error
 
@@ -90,20 +97,28 @@ def _pooling(config: dict[str, Any]) -> str | None:
     return known.get(modes[0]) if len(modes) == 1 else None
 
 
+class Stack(Protocol):
+    """A transformer with its tokenizer: texts to the states of their tokens."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def max_positions(self) -> int | None: ...
+
+    def states(self, texts: Sequence[str], max_tokens: int | None) -> tuple[Tensor, Tensor]:
+        """Return the last layer's states (N, T, dim) and which of them are tokens (N, T)."""
+        ...
+
+
 class PlainEncoder:
     """Transformer, pooling, unit length: equal to what sentence-transformers computes."""
 
-    def __init__(self, path: Path, pooling: str, device: str) -> None:
-        import torch
-        from transformers import AutoModel, AutoTokenizer
-
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-        model = AutoModel.from_pretrained(str(path), local_files_only=True, dtype=torch.float32)
-        self._model: Any = model.eval().to(device)
+    def __init__(self, path: Path, pooling: str, stack: Stack) -> None:
+        self.tokenizer = stack.tokenizer
+        self._stack = stack
         self._pooling = pooling
         bert = read_json(path / "sentence_bert_config.json") or {}
-        positions = getattr(model.config, "max_position_embeddings", None)
-        limits = [positions, self.tokenizer.model_max_length]
+        limits = [stack.max_positions, stack.tokenizer.model_max_length]
         asked = bert.get("max_seq_length")
         self.max_tokens: int | None = asked or min(int(n) for n in limits if n)
 
@@ -113,18 +128,33 @@ class PlainEncoder:
     def _batch(self, texts: list[str]) -> NDArray[np.float32]:
         import torch
 
+        with torch.inference_mode():
+            states, mask = self._stack.states([text.strip() for text in texts], self.max_tokens)
+            unit = torch.nn.functional.normalize(_pool(states, mask, self._pooling), dim=1)
+        return np.asarray(unit.cpu().numpy(), np.float32)
+
+
+class AnyStack:
+    """Whatever transformer transformers can run."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        model = AutoModel.from_pretrained(str(path), local_files_only=True, dtype=torch.float32)
+        self._model: Any = model.eval().to(device)
+        self.max_positions: int | None = getattr(model.config, "max_position_embeddings", None)
+
+    def states(self, texts: Sequence[str], max_tokens: int | None) -> tuple[Tensor, Tensor]:
         inputs = self.tokenizer(
-            [text.strip() for text in texts],
+            list(texts),
             padding=True,
             truncation=True,
-            max_length=self.max_tokens,
+            max_length=max_tokens,
             return_tensors="pt",
         ).to(self._model.device)
-        with torch.inference_mode():
-            states = self._model(**inputs).last_hidden_state  # (N, T, dim)
-            pooled = _pool(states, inputs["attention_mask"], self._pooling)
-            unit = torch.nn.functional.normalize(pooled, dim=1)
-        return np.asarray(unit.cpu().numpy(), np.float32)
+        return self._model(**inputs).last_hidden_state, inputs["attention_mask"]
 
 
 def _pool(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
@@ -175,14 +205,6 @@ def _in_batches(
     result = np.empty_like(rows)
     result[order] = rows
     return result
-
-
-def read_json(file: Path) -> Any:
-    """Return the content of a configuration file, None when the model has none."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
 
 
 @contextmanager

@@ -84,9 +84,9 @@ class Engine:
         try:
             self._open(store, budget, host_kv_memory_bytes, kv_dtype, namespace)
             if self_check:
-                from epicrag.serving.selfcheck import check
+                from epicrag.serving.assure import assure
 
-                check(self)
+                assure(self)
         except RefusedModel as refused:
             self.refusal = f"no reuse for {name}: {refused}"
             _log.warning("%s; answers are computed by full prefill", self.refusal)

@@ -87,8 +87,7 @@ def take_apart(module: Any) -> Parts:
     The weights of layers that read the same input are put side by side; the module goes on working on the
     same memory.
     """
-    family, prefix = _family(module)
-    look = _Look(f"transformers.models.{family}.modeling_{family}", prefix)
+    look = _look(module)
     look.children(module, "model", "lm_head")
     body = module.model
     look.is_a(body, "Model")
@@ -113,11 +112,11 @@ def take_apart(module: Any) -> Parts:
     )
 
 
-def _family(module: nn.Module) -> tuple[str, str]:
-    for family, prefix in _FAMILIES.items():
-        where = f"transformers.models.{family}.modeling_{family}"
+def _look(module: nn.Module) -> _Look:
+    files = {f"transformers.models.{f}.modeling_{f}": prefix for f, prefix in _FAMILIES.items()}
+    for where, prefix in {**files, "epicrag.serving.lean": "Lean"}.items():
         if (type(module).__module__, type(module).__name__) == (where, f"{prefix}ForCausalLM"):
-            return family, prefix
+            return _Look(where, prefix)
     raise UnknownLayoutError(f"{type(module).__name__} is not among the layouts it knows")
 
 
@@ -202,6 +201,7 @@ def _layer(look: _Look, layer: Any) -> Layer:
 
 
 def _is_silu(activation: nn.Module) -> bool:
-    from transformers.activations import SiLUActivation
-
-    return type(activation) in (SiLUActivation, nn.SiLU)
+    """Whether it is transformers' SiLU or torch's; transformers need not be imported to tell."""
+    kind = type(activation)
+    theirs = ("transformers.activations", "SiLUActivation")
+    return kind is nn.SiLU or (kind.__module__, kind.__name__) == theirs

@@ -21,6 +21,8 @@ from epicrag.kernels import ops
 from epicrag.serving import attention, probe
 from epicrag.serving.fingerprint import model_fingerprint
 from epicrag.serving.forward import Fast, choose
+from epicrag.serving.lean import read_lean
+from epicrag.serving.proofs import Proofs
 from epicrag.serving.weights import stored_kind
 
 LAYOUT_VERSION = 1
@@ -41,8 +43,19 @@ class Geometry:
 class ServedModel:
     """The loaded weights, and one call: `forward`."""
 
-    def __init__(self, module: Any, fingerprint: str, context_window: int) -> None:
+    def __init__(
+        self,
+        module: Any,
+        fingerprint: str,
+        context_window: int,
+        folder: Path | None = None,
+        proofs: Proofs | None = None,
+        seen_before: probe.Seen | None = None,
+    ) -> None:
         self.module = module
+        self.folder = folder
+        self.proofs = proofs or Proofs(None, "")
+        self._seen_before = seen_before
         self.fingerprint = fingerprint
         self.context_window = context_window
         parameter = next(module.parameters())
@@ -65,27 +78,23 @@ class ServedModel:
     ) -> ServedModel:
         """Load a model folder. DeviceError for a missing device or memory, UsageError for a bad folder.
 
-        UsageError, too, for `quantize` "int8" where the model or device cannot be run with it.
+        UsageError, too, for `quantize` "int8" where the model or device cannot be run with it. What has been
+        proven to need no transformers is loaded without it.
         """
-        from transformers import AutoConfig, AutoModelForCausalLM
-
         if not (folder / "config.json").is_file():
             raise UsageError(
                 f"{folder} is no model folder: it has no config.json",
                 "name a model of `epicrag models list`, or a folder saved by transformers",
             )
-        attention.register()
         where = _device(device)
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
         kind = _dtype(dtype, where, folder)
         try:
-            module = AutoModelForCausalLM.from_pretrained(
-                str(folder),
-                dtype=kind,
-                local_files_only=True,
-                use_safetensors=True,
-            )
-            module = module.to(where).eval()
+            fingerprint = model_fingerprint(folder, cache_folder, quantize)
+            proofs = Proofs.of(cache_folder, fingerprint, kind, where)
+            seen = _seen_before(proofs, where)
+            module: Any = read_lean(folder, kind, where) if seen else None
+            if module is None:
+                module, seen = _modeling(folder, kind).to(where).eval(), None
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise DeviceError(
                 f"{folder.name} does not fit into the memory of {where}",
@@ -96,8 +105,7 @@ class ServedModel:
                 f"{folder} cannot be loaded as a causal language model: {error}",
                 "name a model of `epicrag models list`, or a folder saved by transformers",
             ) from error
-        fingerprint = model_fingerprint(folder, cache_folder, quantize)
-        model = cls(module, fingerprint, _window(config))
+        model = cls(module, fingerprint, _window(module.config), folder, proofs, seen)
         model._fast, model.forward_kind = choose(model, stored_kind(folder), quantize)
         return model
 
@@ -106,12 +114,13 @@ class ServedModel:
         return self.module.config
 
     @cached_property
-    def _seen(self) -> probe.Seen:
-        return probe.look(self.module, self.context_window)
+    def seen(self) -> probe.Seen:
+        """What the model does with positions: read off it, unless that was done before."""
+        return self._seen_before or probe.look(self.module, self.context_window)
 
     def geometry(self) -> Geometry:
         """L, H, G, Dk and Dv, as the layers hand them to their attention. RefusedModel as `kinds`."""
-        seen = self._seen
+        seen = self.seen
         layers = len(seen.layers.of_layer)
         return Geometry(layers, seen.heads, seen.groups, seen.head_dim, seen.value_dim)
 
@@ -120,7 +129,7 @@ class ServedModel:
 
         RefusedModel where reuse cannot be right, saying why.
         """
-        return self._seen.layers
+        return self.seen.layers
 
     def keys_alone(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
         """The keys of tokens that see nothing but themselves, as the model turns them, (L, G, T, D) float32."""
@@ -177,6 +186,24 @@ class ServedModel:
 
     def _attention(self, name: str) -> _Switched:
         return _Switched(self.config, name)
+
+
+def _seen_before(proofs: Proofs, device: torch.device) -> probe.Seen | None:
+    """What was read off the model when it was proven to need no transformers; None where it was not."""
+    try:
+        return probe.Seen.unpacked(proofs.text("lean") or "", device)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _modeling(folder: Path, dtype: torch.dtype) -> Any:
+    """The model as transformers loads it."""
+    from transformers import AutoModelForCausalLM
+
+    attention.register()
+    return AutoModelForCausalLM.from_pretrained(
+        str(folder), dtype=dtype, local_files_only=True, use_safetensors=True
+    )
 
 
 class _Switched:
@@ -254,6 +281,8 @@ def _available_bytes() -> int:
 
 def _bfloat16_is_faster() -> bool:
     """Time one wide product in both dtypes: without bfloat16 units it is several times slower."""
+    if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2"):
+        return False  # no such processor has them: not even the probe need run
     times = {}
     for dtype in (torch.float32, torch.bfloat16):
         left, right = torch.randn(128, 512).to(dtype), torch.randn(512, 1024).to(dtype)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from epicrag.serving.template import read_template
 from epicrag.serving.tokenizer import UnitTokenizer
 
 DEFAULT_SYSTEM = (
@@ -77,6 +78,10 @@ class ChatFormat:
     @classmethod
     def load(cls, folder: Path, tokenizer: UnitTokenizer) -> ChatFormat:
         """Read the template of a model folder; a model without one gets plain paragraphs."""
+        template = read_template(folder)
+        if template is not None:
+            begins = template.bos_token or ""
+            return cls(tokenizer, template, begins if tokenizer.begins_with(begins) else "")
         from transformers import AutoTokenizer
 
         renderer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)

@@ -23,7 +23,7 @@ from epicrag.serving.prompt import Unit
 if TYPE_CHECKING:
     from epicrag.serving.engine import Engine
 
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 """Largest difference of logits, in units of their standard deviation, unless transformers' own attentions
 are further from each other."""
 
@@ -46,7 +46,7 @@ def check(engine: Engine) -> None:
         reference.check(_logits(engine, layout, Full()), "full prefill")
         # Everything recomputed over stitched pages: pages, masks and merging.
         reference.check(_logits(engine, layout, LegoLink(len(ids))), "recomputed chunks")
-        _check_relocation(engine, ids[:8])
+        check_relocation(engine, ids[:8])
     except (NotImplementedError, TypeError, RuntimeError, EpicragError) as error:
         raise RefusedModel(f"its self-check failed ({type(error).__name__}: {error})") from error
 
@@ -83,7 +83,7 @@ def _logits(engine: Engine, layout: Layout, policy: Policy) -> Tensor:
             engine.pool.drop(f"check:{index}")
 
 
-def _check_relocation(engine: Engine, ids: Sequence[int]) -> None:
+def check_relocation(engine: Engine, ids: Sequence[int]) -> None:
     """Tokens compiled alone at 0 and turned to 100 must have the keys, in all layers, that they have there."""
     recipes = [Recipe((token,)) for token in ids]
     pairs = compile_batch(engine.model, engine.pool, engine.layers, recipes)
@@ -91,7 +91,7 @@ def _check_relocation(engine: Engine, ids: Sequence[int]) -> None:
     moved = relocate(at_zero, 100, engine.layers)
     there = engine.model.keys_alone(ids, [100] * len(ids))
     error = float((moved - there).abs().max() / there.abs().max())
-    if error > _TOLERANCE[engine.model.dtype]:
+    if error > TOLERANCE[engine.model.dtype]:
         raise RefusedModel(f"relocated keys differ from keys computed there by {error:.1%}")
 
 
@@ -105,7 +105,7 @@ class _Reference:
 
     def check(self, got: Tensor, what: str) -> None:
         """RefusedModel where `got` (_ROWS, V) differs by more than rounding."""
-        tolerance = _TOLERANCE[self.engine.model.dtype]
+        tolerance = TOLERANCE[self.engine.model.dtype]
         error = self._distance(got)
         if not error <= tolerance and not error <= min(2 * self._rounding(), 0.5):
             raise RefusedModel(

@@ -54,16 +54,12 @@ class UnitTokenizer:
                 "save the model's fast tokenizer there (AutoTokenizer(...).save_pretrained)",
             )
         text = file.read_text(encoding="utf-8")
-        spec: dict[str, Any] = json.loads(text)
-        added = spec.get("added_tokens", [])
+        full = Tokenizer.from_str(text)
+        added = full.get_added_tokens_decoder()
         # Runs of blanks are vocabulary, not control: some models keep them among the added tokens.
-        control = {a["content"]: a["id"] for a in added if a["special"] or a["content"].strip()}
-        spec["added_tokens"] = [a for a in added if a["content"] not in control]
-        spec["post_processor"] = None
-        plain = Tokenizer.from_str(json.dumps(spec))
-        return cls(
-            Tokenizer.from_str(text), plain, control, hashlib.sha256(text.encode()).hexdigest()
-        )
+        control = {a.content: i for i, a in added.items() if a.special or a.content.strip()}
+        plain = _unadded(full) if len(control) == len(added) else _without(text, control)
+        return cls(full, plain, control, hashlib.sha256(text.encode()).hexdigest())
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -86,6 +82,11 @@ class UnitTokenizer:
     def template_ids(self, text: str) -> tuple[int, ...]:
         """Token ids of the chat template's own text: control tokens are parsed, none are added."""
         return tuple(self._full.encode(text, add_special_tokens=False).ids)
+
+    def begins_with(self, token: str) -> bool:
+        """True if the tokenizer itself puts this control token before a text."""
+        first = self._full.encode("a").ids[:1]
+        return bool(token) and first == [self._special.get(token)]
 
     def count(self, text: str) -> int:
         """Number of tokens of plain text."""
@@ -121,6 +122,27 @@ class UnitTokenizer:
             ids.extend(self._plain.encode(text[low:high], add_special_tokens=False).ids)
         # What is left are ids that single characters map to; a model without them reads less, safely.
         return [token for token in ids if token not in self.special_ids]
+
+
+def _unadded(full: Tokenizer) -> Tokenizer:
+    """The tokenizer without its added tokens; the two share what takes long to read."""
+    from tokenizers import Tokenizer
+
+    plain = Tokenizer(full.model)
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        if getattr(full, part) is not None:
+            setattr(plain, part, getattr(full, part))
+    return plain
+
+
+def _without(text: str, control: dict[str, int]) -> Tokenizer:
+    """The tokenizer of a file's text without its control tokens, the other added tokens kept."""
+    from tokenizers import Tokenizer
+
+    spec: dict[str, Any] = json.loads(text)
+    spec["added_tokens"] = [a for a in spec["added_tokens"] if a["content"] not in control]
+    spec["post_processor"] = None
+    return Tokenizer.from_str(json.dumps(spec))
 
 
 def _windows(text: str) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 
 from epicrag.errors import EpicragError
 from epicrag.index.embed import SentenceEmbedder, windows_of
-from epicrag.index.encoder import LibraryEncoder, PlainEncoder, plain_pooling
+from epicrag.index.encoder import AnyStack, LibraryEncoder, PlainEncoder, plain_pooling
 
 WORDS = [f"w{i}" for i in range(60)] + ["query", "passage", ":", "a", "##b"]
 LENGTH = 32
@@ -217,8 +217,8 @@ def test_vector_that_is_not_finite_is_left_out(tiny, caplog):
     caplog.set_level(logging.WARNING, "epicrag")
     embedder = SentenceEmbedder(tiny, "tiny")
     with torch.no_grad():
-        embedder._encoder._model.embeddings.word_embeddings.weight[4 + WORDS.index("w7")] = float(
-            "nan"
+        embedder._encoder._stack._model.embeddings.word_embeddings.weight[4 + WORDS.index("w7")] = (
+            float("nan")
         )
     good, none, rest = embedder.passages(["w1", "w7", " ".join(["w7", *["w1"] * 60])])
     assert good.shape == (1, 16)
@@ -294,7 +294,8 @@ def test_plain_encoder_equals_the_library(variant, pooling):
         f"pooling_mode_{pooling}_token{'s' * (pooling == 'mean')}": True,
     }
     folder = variant(**{"1_Pooling__config.json": config})
-    plain, library = PlainEncoder(folder, pooling, "cpu"), LibraryEncoder(folder, "cpu")
+    plain = PlainEncoder(folder, pooling, AnyStack(folder, "cpu"))
+    library = LibraryEncoder(folder, "cpu")
     assert plain.max_tokens == library.max_tokens
     texts = ["", "w1", "  w1 w2  ", "w3 " * 20, "w4 w5 " * 100, "今天"]
     for prompt in ("", "query: "):

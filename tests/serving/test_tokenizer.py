@@ -84,3 +84,15 @@ def test_long_text_is_tokenised_in_windows(tokenizer):
 def test_a_folder_without_a_fast_tokenizer_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"tokenizer\.json"):
         UnitTokenizer.load(tmp_path)
+
+
+def test_the_voice_without_control_tokens_is_the_same_shared_or_read_again(smollm2):
+    from epicrag.serving import tokenizer as room
+
+    loaded = UnitTokenizer.load(smollm2)
+    text = (smollm2 / "tokenizer.json").read_text(encoding="utf-8")
+    again = room._without(text, loaded._special)
+    for sample in ("", "  a  cat\n\n\tsat", "naïve 今天 🙂 <|im_start|>", "x = 1234 ** 5"):
+        want = again.encode(sample, add_special_tokens=False)
+        got = loaded._plain.encode(sample, add_special_tokens=False)
+        assert (got.ids, got.offsets) == (want.ids, want.offsets)
