@@ -3,7 +3,7 @@
 Each number is the best of many calls, on layers taken in turn so that weights and keys come from memory as they do
 in a forward pass. GB/s counts the bytes of weights, or of keys and values, that one call must read.
 
-    python benchmarks/bench_kernels_cpu.py [--threads 2] [--seconds 0.3] [--only linear attention steps]
+    python benchmarks/bench_kernels_cpu.py [--threads 2] [--seconds 0.3] [--only linear attention]
 """
 
 from __future__ import annotations
@@ -114,47 +114,6 @@ def attention(seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-def steps(seconds: float) -> list[dict[str, Any]]:
-    """What each small step costs with one row, which is mostly the call itself."""
-    x, gate, up, out = (torch.randn(1, d) for d in (576, 1536, 1536, 1536))
-    weight = torch.ones(576)
-    heads = torch.randn(1, 12, 64)
-    cos, sin = torch.randn(1, 32), torch.randn(1, 32)
-    rotary = ops.Rotary(torch.ones(32), 64)
-    pool = torch.zeros(3, 100, 64)
-    rows, new = torch.tensor([5]), torch.randn(1, 3, 64)
-    norm = torch.empty(1, 576)
-    calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-        "rms_norm 576": (
-            lambda: native.rms_norm(x, weight, 1e-5, norm),
-            lambda: torch.rms_norm(x, (576,), weight, 1e-5),
-        ),
-        "gated 1536": (
-            lambda: native.gated(gate, up, out),
-            lambda: torch.nn.functional.silu(gate) * up,
-        ),
-        "rope 12x64": (
-            lambda: native.rope(heads, cos, sin, rotary),
-            lambda: ops.turn(heads, cos, sin, rotary),
-        ),
-        "append": (
-            lambda: native.append(pool, pool, new, new, rows),
-            lambda: (
-                pool.__setitem__((slice(None), rows), new.transpose(0, 1)),
-                pool.__setitem__((slice(None), rows), new.transpose(0, 1)),
-            ),
-        ),
-    }
-    return [
-        {
-            "what": name,
-            "us": round(best(ours, seconds) * 1e6, 2),
-            "torch us": round(best(other, seconds) * 1e6, 2),
-        }
-        for name, (ours, other) in calls.items()
-    ]
-
-
 def show(rows: list[dict[str, Any]]) -> None:
     names = list(rows[0])
     widths = [max(len(name), *(len(str(row[name])) for row in rows)) for name in names]
@@ -167,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=0.3, help="for each number")
-    parts = {"linear": products, "attention": attention, "steps": steps}
+    parts = {"linear": products, "attention": attention}
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
     args = parser.parse_args()
     if why := native.why_not():

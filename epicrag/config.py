@@ -249,6 +249,13 @@ def _choice(words: tuple[str, ...]) -> Callable[[object, Path], str]:
     return parse
 
 
+def _compile_mode(value: object, base: Path) -> str:
+    cut = re.fullmatch(r"neighbour\([1-9]\d{0,6}\)", value) if isinstance(value, str) else None
+    if value not in COMPILE_MODES and not cut:
+        raise _BadValueError(f"one of {', '.join(COMPILE_MODES)}, or neighbour(64)")
+    return str(value)
+
+
 def _device(value: object, base: Path) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise _BadValueError("auto, cpu, cuda or cuda:N")
@@ -285,7 +292,7 @@ KEYS: Mapping[str, Callable[[object, Path], object]] = MappingProxyType(
         "chunk_tokens": _integer(32),
         "top_k": _integer(1),
         "link_policy": _text,
-        "compile": _choice(COMPILE_MODES),
+        "compile": _compile_mode,
         "max_tokens": _integer(1),
         "min_score": _number(-1, 1),
         "kv_memory": _bytes,

@@ -239,6 +239,9 @@ class Receipt:
     fallback: str | None = None
     """Why reuse was refused or reduced; None when the policy ran as asked."""
     ms: Timings = field(default_factory=Timings)
+    charged: float = 0.0
+    """What was computed for the context, over the context, selection passes included: a pass of n tokens
+    through m of L layers counts as n m / L tokens."""
 
 
 @dataclass(frozen=True, slots=True)

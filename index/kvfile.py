@@ -23,6 +23,8 @@ RESERVED = "epicrag."
 _CHECKSUM = RESERVED + "xxh3_128"
 _ALIGN = 64
 _HEADER_LIMIT = 1 << 20
+_Shapes = tuple[list[int], list[int]]
+"""Of keys and of values."""
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 
 
@@ -34,16 +36,17 @@ class DamagedFile(Exception):
 class StoredKV:
     """One chunk's keys and values, and what the compiler said of them."""
 
-    keys: Tensor  # (L, G, T, D)
-    values: Tensor  # (L, G, T, D)
+    keys: Tensor  # (L, G, T, Dk)
+    values: Tensor  # (L, G, T, Dv)
     meta: dict[str, str]
 
 
 def check(keys: Tensor, values: Tensor, meta: Mapping[str, str]) -> None:
     """Raise ValueError unless the pair can be stored and read back as it is."""
-    if keys.ndim != 4 or keys.shape != values.shape or keys.numel() == 0:
+    alike = keys.ndim == values.ndim == 4 and keys.shape[:3] == values.shape[:3]
+    if not alike or keys.numel() == 0 or values.numel() == 0:
         raise ValueError(
-            f"keys and values must both be (L, G, T, D) and not empty, "
+            f"keys and values must be (L, G, T, Dk) and (L, G, T, Dv) and not empty, "
             f"not {tuple(keys.shape)} and {tuple(values.shape)}"
         )
     if keys.dtype != values.dtype or _dtype_name(keys) not in _DTYPES.values():
@@ -58,12 +61,12 @@ def check(keys: Tensor, values: Tensor, meta: Mapping[str, str]) -> None:
 def header(key: str, keys: Tensor, values: Tensor, meta: Mapping[str, str]) -> bytes:
     """Return the file's first bytes, up to the tensors: the pair must be contiguous and on the CPU."""
     code = next(code for code, name in _DTYPES.items() if name == _dtype_name(keys))
-    shape, size = list(keys.shape), keys.nbytes
-    digest = _digest(key, code, shape, meta, _bytes(keys), _bytes(values))
+    shapes, cut, end = _shapes(keys, values), keys.nbytes, keys.nbytes + values.nbytes
+    digest = _digest(key, code, shapes, meta, _bytes(keys), _bytes(values))
     fields = {
         "__metadata__": {**meta, _CHECKSUM: digest},
-        "keys": {"dtype": code, "shape": shape, "data_offsets": [0, size]},
-        "values": {"dtype": code, "shape": shape, "data_offsets": [size, 2 * size]},
+        "keys": {"dtype": code, "shape": shapes[0], "data_offsets": [0, cut]},
+        "values": {"dtype": code, "shape": shapes[1], "data_offsets": [cut, end]},
     }
     text = json.dumps(fields, sort_keys=True).encode()
     text += b" " * (-(8 + len(text)) % _ALIGN)
@@ -99,13 +102,13 @@ def read(path: Path, key: str) -> StoredKV:
     with open(path, "rb", buffering=0) as file:
         raw = _map(file)
     fields, data = _parse(raw)
-    meta, code, shape = _fields(fields, data.numel())
-    half = data.numel() // 2
-    digest = _digest(key, code, shape, meta, _bytes(data[:half]), _bytes(data[half:]))
+    meta, code, shapes = _fields(fields, data.numel())
+    cut = math.prod(shapes[0]) * _dtype(code).itemsize
+    digest = _digest(key, code, shapes, meta, _bytes(data[:cut]), _bytes(data[cut:]))
     if digest != fields["__metadata__"][_CHECKSUM]:
         raise DamagedFile("checksum differs")
-    pair = data.view(_dtype(code)).view(2, *shape)
-    return StoredKV(pair[0], pair[1], meta)
+    keys, values = data[:cut].view(_dtype(code)), data[cut:].view(_dtype(code))
+    return StoredKV(keys.view(shapes[0]), values.view(shapes[1]), meta)
 
 
 def _map(file: FileIO) -> Tensor:
@@ -139,29 +142,31 @@ def _parse(raw: Tensor) -> tuple[dict[str, Any], Tensor]:
     return fields, raw[8 + length :]
 
 
-def _fields(fields: dict[str, Any], n_bytes: int) -> tuple[dict[str, str], str, list[int]]:
-    """Return the caller's metadata, the dtype code and the shape that both tensors share."""
+def _fields(fields: dict[str, Any], n_bytes: int) -> tuple[dict[str, str], str, _Shapes]:
+    """Return the caller's metadata, the dtype code and the shapes, which may differ in width alone."""
     try:
-        code, shape = str(fields["keys"]["dtype"]), [int(n) for n in fields["keys"]["shape"]]
-        size = math.prod(shape) * _dtype(code).itemsize
+        found = [fields["keys"], fields["values"]]
+        code = str(found[0]["dtype"])
+        shapes = ([int(n) for n in found[0]["shape"]], [int(n) for n in found[1]["shape"]])
+        cut, more = (math.prod(shape) * _dtype(code).itemsize for shape in shapes)
         expected = [
             {"dtype": code, "shape": shape, "data_offsets": span}
-            for span in ([0, size], [size, 2 * size])
+            for shape, span in zip(shapes, ([0, cut], [cut, cut + more]), strict=True)
         ]
-        found = [fields["keys"], fields["values"]]
         meta = {name: str(text) for name, text in fields["__metadata__"].items()}
         del meta[_CHECKSUM]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedFile("not a KV file of epicrag") from error
-    if found != expected or len(shape) != 4 or min(shape) < 1 or n_bytes != 2 * size:
-        raise DamagedFile(f"tensors do not fit: {n_bytes} bytes for shape {shape}")
-    return meta, code, shape
+    alike = shapes[0][:3] == shapes[1][:3] and len(shapes[0]) == len(shapes[1]) == 4
+    if found != expected or not alike or min(*shapes[0], *shapes[1]) < 1 or n_bytes != cut + more:
+        raise DamagedFile(f"tensors do not fit: {n_bytes} bytes for shapes {shapes}")
+    return meta, code, shapes
 
 
 def _digest(
     key: str,
     code: str,
-    shape: list[int],
+    shapes: _Shapes,
     meta: Mapping[str, str],
     keys: memoryview,
     values: memoryview,
@@ -169,10 +174,16 @@ def _digest(
     import xxhash
 
     digest = xxhash.xxh3_128()
+    # Where both have one shape it stands once: so it did before values could be of another width.
+    shape = shapes[0] if shapes[0] == shapes[1] else shapes
     digest.update(json.dumps([key, code, shape, sorted(meta.items())]).encode())
     digest.update(keys)
     digest.update(values)
     return digest.hexdigest()
+
+
+def _shapes(keys: Tensor, values: Tensor) -> _Shapes:
+    return list(keys.shape), list(values.shape)
 
 
 def _bytes(tensor: Tensor) -> memoryview:

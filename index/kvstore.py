@@ -83,7 +83,7 @@ class KVStore:
         return stored
 
     def put(self, key: str, keys: Tensor, values: Tensor, meta: Mapping[str, str]) -> int:
-        """Store a pair of shape (L, G, T, D) and return the bytes it takes on disk.
+        """Store a pair, (L, G, T, Dk) and (L, G, T, Dv), and return the bytes it takes on disk.
 
         Putting the same again writes nothing. A failure leaves what was there; a full disk raises
         DeviceError, any other refusal of the system EpicragError.

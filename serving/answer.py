@@ -145,7 +145,7 @@ class Answering:
         receipt = types.Receipt(
             policy=self._policy,
             compile=self._mode,
-            context_tokens=cost.exact + cost.stitched + cost.recomputed,
+            context_tokens=cost.context,
             exact=exact - (late - from_stitched),
             stitched=moved - from_stitched,
             recomputed=cost.recomputed + late,
@@ -153,6 +153,7 @@ class Answering:
             dropped_chunks=placed.layout.dropped,
             fallback=self._engine.refusal or compiled,
             ms=replace(self._ms, total=self._ms.first_token),
+            charged=round(cost.charged + (late / cost.context if late else 0.0), 6),
         )
         self._engine.count(receipt)
         return receipt

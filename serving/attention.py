@@ -63,12 +63,12 @@ def _attention(
     epicrag: Batch | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature: query (1, H, T, D), key and value (1, G, T, D)."""
+    """transformers' attention signature: query (1, H, T, Dk), key (1, G, T, Dk), value (1, G, T, Dv).
+
+    What else modeling code passes (softcap, sliding window) is in the layer's kind: `probe.py` has read it.
+    """
     if epicrag is None:
         raise RefusedModel("its modeling code does not pass keyword arguments to its attention")
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise RefusedModel(f"its attention needs {name!r}, which the engine does not have")
     out = epicrag.attend(module.layer_idx, query[0], key[0], value[0], scaling)  # type: ignore[arg-type]
     return out[None], None
 
@@ -86,8 +86,12 @@ class Correction:
     places: Tensor  # (n_probes,) their positions in the prompt
     cached: Tensor  # (n_probes,) pool rows of the same tokens as compiled
     locals: Tensor  # (n_probes,) their positions in their chunks
-    weights: Tensor  # (n_rows, n_probes)
+    weights: Tensor  # (2, n_rows, n_probes), for keys and for values
     rows: Tensor  # (n_rows,) pool rows that take the sums
+    depth: tuple[float, ...]
+    """What the weights are multiplied by in each layer."""
+    shrink: bool = False
+    """Whether a mean is shrunk by what of it is noise."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +130,10 @@ class FlatBatch:
         pool_values[:, rows] = values
         for index, request in enumerate(self.requests):
             if request.correction is not None:
-                self._correct(index, request.correction, kind, pool_keys, pool_values, keys, values)
+                depth = request.correction.depth[layer]
+                self._correct(
+                    index, request.correction, kind, depth, pool_keys, pool_values, keys, values
+                )
         if kind not in self._prepared:
             tables = [ops.Rows(r.low, r.high, r.positions, r.spans) for r in self.requests]
             self._prepared[kind] = ops.prepare(tables, self.layers.kinds[kind], self.dtype)
@@ -147,6 +154,7 @@ class FlatBatch:
         index: int,
         correction: Correction,
         kind: int,
+        depth: float,
         pool_keys: Tensor,
         pool_values: Tensor,
         keys: Tensor,
@@ -163,7 +171,24 @@ class FlatBatch:
         cos, sin, cached_cos, cached_sin = self._turns[index, kind]
         fresh = ops.turn(keys[:, c.probes].to(self.dtype), cos, sin, rotary)  # (G, n, D)
         old = ops.turn(pool_keys[:, c.cached].to(self.dtype), cached_cos, cached_sin, rotary)
-        weights = c.weights.to(self.dtype)
-        pool_keys[:, c.rows] = (weights @ (fresh - old)).to(pool_keys.dtype)
+        weights = c.weights.to(self.dtype) * depth
+        pool_keys[:, c.rows] = _mean(weights[0], fresh - old, c.shrink).to(pool_keys.dtype)
         moved = (values[:, c.probes] - pool_values[:, c.cached]).to(self.dtype)
-        pool_values[:, c.rows] = (weights @ moved).to(pool_values.dtype)
+        pool_values[:, c.rows] = _mean(weights[1], moved, c.shrink).to(pool_values.dtype)
+
+
+def _mean(weights: Tensor, changes: Tensor, shrink: bool) -> Tensor:
+    """Weighted sums (G, n_rows, D) of changes (G, n_probes, D), by weights (n_rows, n_probes), alike in a row.
+
+    Shrunk, a mean m of n changes is multiplied by `1 - var(m) / m^2`, over all groups and entries: with James
+    and Stein, the share of it that the changes have in common. A mean of one change cannot be judged and is kept.
+    """
+    sums = weights @ changes
+    if not shrink:
+        return sums
+    n = (weights != 0).sum(1)
+    alike = (weights != 0).to(changes.dtype) / n.clamp_min(1)[:, None]
+    mean = alike @ changes
+    spread = (alike @ changes.square() - mean.square()).sum((0, 2)) / (n - 1).clamp_min(1)
+    share = 1 - spread / mean.square().sum((0, 2)).clamp_min(1e-30)
+    return sums * share.clamp(0, 1)[None, :, None]

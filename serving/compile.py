@@ -7,6 +7,7 @@ turned back to position 0, so that every mode yields the same kind of entry.
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from array import array
 from collections.abc import Sequence
@@ -26,16 +27,31 @@ if TYPE_CHECKING:
     from epicrag.serving.pool import Pool, Run
 
 COMPILE_MODES = ("isolated", "sink", "prefix", "neighbour")
-"""alone · behind four sink tokens · behind the neutral system prompt · behind that and the passage before."""
+"""alone · behind four sink tokens · behind the neutral system prompt · behind that and the passage before,
+of which `neighbour(64)` takes no more than the last 64 tokens."""
 
 N_SINKS = 4
+_CUT_NEIGHBOUR = re.compile(r"neighbour\(([1-9]\d{0,6})\)")
 
 
 def check_mode(mode: str) -> str:
     """Return the mode, or raise UsageError naming those there are."""
-    if mode not in COMPILE_MODES:
-        raise UsageError(f"unknown compile mode {mode!r}", f"use {', '.join(COMPILE_MODES)}")
+    if mode not in COMPILE_MODES and not _CUT_NEIGHBOUR.fullmatch(mode):
+        raise UsageError(
+            f"unknown compile mode {mode!r}", f"use {', '.join(COMPILE_MODES)} or neighbour(64)"
+        )
     return mode
+
+
+def reads_neighbour(mode: str) -> bool:
+    """Whether a mode compiles a chunk behind the passage before it."""
+    return mode.startswith("neighbour")
+
+
+def _tail(before: tuple[int, ...], mode: str) -> tuple[int, ...]:
+    """What of the passage before a chunk a `neighbour` mode takes."""
+    match = _CUT_NEIGHBOUR.fullmatch(mode)
+    return before[-int(match[1]) :] if match else before
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +104,8 @@ class Frame:
         if mode == "sink":
             return Recipe(ids, self.sinks)
         behind = (*self.system, *self.labels[0])
-        if mode == "neighbour" and before:
-            behind = (*behind, *before, *self.labels[1])
+        if reads_neighbour(mode) and before:
+            behind = (*behind, *_tail(before, mode), *self.labels[1])
         return Recipe(ids, behind)
 
 

@@ -6,11 +6,11 @@ Touches no tensor. Positions are absolute and contiguous: unit after unit, token
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from epicrag.serving.policies import Full, Policy
+from epicrag.serving.policies import Alpha, Correction, Damping, Full, Policy
 from epicrag.serving.prompt import Unit
 
 
@@ -74,7 +74,7 @@ def compose(units: Sequence[Unit], window: int) -> Layout:
         if unit.piece > keep:
             continue
         if unit.tail and unit.piece < keep:
-            unit = replace(unit, ids=unit.ids + unit.tail, tail=())
+            unit = Unit(unit.kind, unit.ids + unit.tail, unit.piece)
         segments.append(Segment(unit, start))
         start += len(unit.ids)
     return Layout(tuple(segments), last - keep)
@@ -82,13 +82,25 @@ def compose(units: Sequence[Unit], window: int) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Reused:
-    """Rows [low, high) of a compiled segment, read from the pool at their positions."""
+    """Rows [low, high) of a compiled segment, read from the pool at their positions, without `holes`."""
 
     segment: int
     low: int
     high: int
     bias: float = 0.0
-    corrected: bool = False
+    alpha: Alpha | None = None
+    """How much of the mean change of the segment's probes is added to these rows."""
+    holes: tuple[int, ...] = ()
+    """Rows between `low` and `high` that are computed again, ascending; neither the first nor the last row."""
+
+    @property
+    def corrected(self) -> bool:
+        return self.alpha is not None
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows are read."""
+        return self.high - self.low - len(self.holes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,46 +117,102 @@ class Plan:
     stitched: int
     recomputed: int
     fresh: int
-    alpha: float = 0.0
+    again: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """The rows of each stitched segment that are computed again, where there are any."""
+    correction: Correction | None = None
+    selected: float = 0.0
+    """Cost of choosing: tokens of the selection passes, each times the share of the layers it went through."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of the system prompt and the chunks."""
+        return self.exact + self.stitched + self.recomputed
+
+    @property
+    def charged(self) -> float:
+        """What is computed for the context, over the context: link and selection passes, weighted by layers."""
+        return (self.recomputed + self.selected) / self.context if self.context else 0.0
 
 
-def plan(layout: Layout, policy: Policy, exact: Mapping[int, bool]) -> Plan:
+def plan(
+    layout: Layout,
+    policy: Policy,
+    exact: Mapping[int, bool],
+    chosen: Mapping[int, Collection[int]] | None = None,
+    selected: float = 0.0,
+) -> Plan:
     """Apply a policy. `exact` maps the index of each segment with a cache to whether its cache is exact here.
 
-    Segments that are not in `exact` are computed whole. An exact segment is read whole: computing part of it
-    again would give the same numbers.
+    Segments that are not in `exact` are computed whole. An exact segment is read whole and as it is: computing
+    part of it again would give the same numbers, and there is nothing to damp or correct. `chosen` adds rows to
+    those that the policy knows from sizes, by segment; `selected` is what choosing them cost (see `Plan`).
     """
     positions: list[int] = []
     reused: list[Reused] = []
+    again: dict[int, tuple[int, ...]] = {}
     counts = {"exact": 0, "stitched": 0, "recomputed": 0, "fresh": 0}
+    correction, damping = policy.correction, policy.damping
     first_chunk = True
     for index, segment in enumerate(layout.segments):
+        context = segment.unit.kind in ("system", "chunk")
         if index not in exact:
             positions.extend(range(segment.start, segment.end))
-            counts["recomputed" if segment.unit.kind in ("system", "chunk") else "fresh"] += (
-                segment.length
-            )
-            continue
-        rows = range(0) if exact[index] else policy.recompute(segment.length)
-        damped = policy.damping if segment.unit.kind == "chunk" and not first_chunk else None
-        positions.extend(segment.start + row for row in rows)
-        reused.extend(_stretches(index, segment.length, rows, policy, damped))
-        counts["recomputed"] += len(rows)
-        counts["exact" if exact[index] else "stitched"] += segment.length - len(rows)
+            counts["recomputed" if context else "fresh"] += segment.length
+        elif exact[index]:
+            reused.append(Reused(index, 0, segment.length))
+            counts["exact"] += segment.length
+        else:
+            rows = policy.recompute(segment.length)
+            if chosen and chosen.get(index):
+                rows = sorted({*rows, *chosen[index]})
+            again[index] = tuple(rows)
+            positions.extend(segment.start + row for row in rows)
+            # The first chunk is not damped: its sinks are the prompt's.
+            damped = damping if segment.unit.kind == "chunk" and not first_chunk else None
+            cuts = _cuts(segment.length, damped, correction if rows else None)
+            reused.extend(_stretches(index, segment.length, again[index], cuts))
+            counts["recomputed"] += len(rows)
+            counts["stitched"] += segment.length - len(rows)
         first_chunk = first_chunk and segment.unit.kind != "chunk"
-    return Plan(tuple(positions), tuple(reused), alpha=policy.correction, **counts)
+    return Plan(
+        tuple(positions),
+        tuple(reused),
+        **counts,
+        again={index: rows for index, rows in again.items() if rows},
+        correction=correction,
+        selected=selected,
+    )
+
+
+_Cut = tuple[int, int, float, Alpha | None]
+"""Rows [low, high) of a segment with their bias and alpha."""
+
+
+def _cuts(length: int, damping: Damping | None, correction: Correction | None) -> list[_Cut]:
+    """Cut a segment where its treatment changes."""
+    pieces: Sequence[tuple[int, int, Alpha | None]] = [(0, length, None)]
+    if correction is not None:
+        pieces = correction.pieces(length)
+    if damping is None:
+        return [(low, high, 0.0, alpha) for low, high, alpha in pieces]
+    cut = min(damping.tokens, length)
+    parts = [(low, min(high, cut), -damping.amount, alpha) for low, high, alpha in pieces]
+    parts += [(max(low, cut), high, 0.0, alpha) for low, high, alpha in pieces]
+    return [part for part in parts if part[0] < part[1]]
 
 
 def _stretches(
-    index: int, length: int, rows: range, policy: Policy, damped: object
-) -> list[Reused]:
-    """Split what stays of a segment into runs of equal treatment. `rows` are its first ones."""
-    low = len(rows)
-    corrected = bool(policy.correction and low)
-    cut = max(low, min(policy.damping.tokens, length)) if damped and policy.damping else low
-    bias = -policy.damping.amount if policy.damping else 0.0
-    parts = [Reused(index, low, cut, bias, corrected), Reused(index, cut, length, 0.0, corrected)]
-    return [part for part in parts if part.high > part.low]
+    index: int, length: int, rows: tuple[int, ...], cuts: Sequence[_Cut]
+) -> Iterator[Reused]:
+    """What stays of a segment without `rows`, for each cut. A stretch begins and ends with a row it reads."""
+    for low, high, bias, alpha in cuts:
+        first, last = bisect_left(rows, low), bisect_left(rows, high)
+        while first < last and rows[first] == low:
+            low, first = low + 1, first + 1
+        while first < last and rows[last - 1] == high - 1:
+            high, last = high - 1, last - 1
+        if low < high:
+            yield Reused(index, low, high, bias, alpha, rows[first:last])
 
 
 def plan_prefix(layout: Layout, length: int) -> Plan:

@@ -19,7 +19,7 @@ from epicrag.serving import link, plain
 from epicrag.serving.answer import Answering, Placed
 from epicrag.serving.attention import RefusedModel
 from epicrag.serving.cache import ChunkCache
-from epicrag.serving.compile import Frame, Recipe, check_mode
+from epicrag.serving.compile import Frame, Recipe, check_mode, reads_neighbour
 from epicrag.serving.compose import Layout, compose
 from epicrag.serving.generation import Generation, State
 from epicrag.serving.model import LAYOUT_VERSION, ServedModel
@@ -108,6 +108,7 @@ class Engine:
             layers=geometry.layers,
             groups=geometry.groups,
             head_dim=geometry.head_dim,
+            value_dim=geometry.value_dim,
             budget_bytes=budget,
             dtype=model.dtype,
             device=model.device,
@@ -233,7 +234,8 @@ class Engine:
         """The recipe of a chunk in a mode; `ids` where its text is tokenised already."""
         mode = mode or self.compile_mode
         chunk_ids = self.chat.chunk_ids
-        before = chunk_ids(piece.before) if piece.before and mode == "neighbour" else None
+        behind = piece.before if reads_neighbour(mode) else None
+        before = chunk_ids(behind) if behind else None
         return self.frame.recipe(ids or chunk_ids(piece.text), mode, before)
 
     def key_of(self, piece: Piece, mode: str | None = None) -> str:

@@ -7,7 +7,7 @@ request's private rows; whatever happens, `close` gives them back.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from epicrag.serving.compile import compute_dtype, private_spans
 if TYPE_CHECKING:
     from epicrag.serving.compose import Layout, Plan, Reused
     from epicrag.serving.model import ServedModel
+    from epicrag.serving.policies import Alpha
     from epicrag.serving.pool import Pool, Run
 
 N_SINK_PROBES = 4
@@ -40,8 +41,13 @@ class Fix:
     cached: tuple[int, ...]
     """The pool rows that hold them as compiled."""
     weights: tuple[tuple[float, ...], ...]
-    """A row of weights for each row that is filled."""
+    """For each row that is filled, what the probes' changes of the keys are weighted by."""
+    value_weights: tuple[tuple[float, ...], ...]
+    """The same for the values."""
     rows: tuple[int, ...]
+    first: int
+    """Index of the chunk's first recomputed token: what stands from there to the last probe belongs together,
+    since a token between the probes may read rows that their change is added to."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +126,7 @@ class Linked:
 
     def _cut(self, low: int, high: int) -> int:
         """The last place up to `high` where no chunk's probes are divided, or else the first one after it."""
-        groups = [(fix.probes[0], fix.probes[-1] + 1) for fix in self.fixes]
+        groups = [(fix.first, fix.probes[-1] + 1) for fix in self.fixes]
         index = bisect_right(groups, (high,)) - 1
         if index < 0 or not groups[index][0] < high < groups[index][1]:
             return high
@@ -137,8 +143,16 @@ class Linked:
             self.rows[begin:end],
             self.places[begin:end],
             [*self.shared, *own],
-            _correction(fixes, low - begin, self.model.device) if fixes else None,
+            self._correction(fixes, low - begin) if fixes else None,
         )
+
+    def _correction(self, fixes: Sequence[Fix], offset: int) -> Correction:
+        n_layers, correction = len(self.layers.of_layer), self.plan.correction
+        depth = [
+            correction.factor(layer, n_layers) if correction else 1.0 for layer in range(n_layers)
+        ]
+        shrink = correction is not None and correction.shrink
+        return _correction(fixes, offset, self.model.device, tuple(depth), shrink)
 
     def _computed(self, end: int) -> list[ops.Span]:
         """Spans over the private tokens computed so far."""
@@ -207,32 +221,35 @@ def stitch(
     `resident`: pool rows of each reused segment, by its index; `n_new`: room for generated tokens. Only
     tables are made, no key or value is touched. DeviceError when the private rows do not fit.
     """
-    corrected = sorted({part.segment for part in plan.reused if part.corrected})
+    changes = sorted({(part.segment, part.alpha) for part in plan.reused if part.alpha})
     n_tokens = len(plan.positions) + n_new
-    runs = pool.allocate(n_tokens + len(corrected))
+    runs = pool.allocate(n_tokens + len(changes))
     every = torch.cat([torch.arange(run.start, run.start + run.length) for run in runs])
     rows = every[:n_tokens].to(model.device)
     new = torch.arange(layout.n_tokens, layout.n_tokens + n_new)
     places = torch.cat([torch.tensor(plan.positions, dtype=torch.int64), new]).to(model.device)
-    change_of = dict(zip(corrected, every[n_tokens:].tolist(), strict=False))
+    change_of = dict(zip(changes, every[n_tokens:].tolist(), strict=False))
     shared: list[ops.Span] = []
     for part in plan.reused:
         start = layout.segments[part.segment].start
-        change = change_of.get(part.segment, -1) if part.corrected else -1
+        change = change_of[part.segment, part.alpha] if part.alpha else -1
         shared.extend(_spans(part, start, resident[part.segment], change))
-    fixes = _fixes(layout, plan, resident, change_of) if corrected else ()
+    fixes = _fixes(layout, plan, resident, change_of)
     return Linked(model, pool, layers, layout, plan, shared, runs, rows, places, fixes)
 
 
 def _spans(part: Reused, start: int, runs: tuple[Run, ...], change: int) -> list[ops.Span]:
-    """Spans over rows [part.low, part.high) of a segment that starts at `start`."""
+    """Spans over rows [part.low, part.high) of a segment that starts at `start`, its holes left out."""
     out = []
     local = 0
     for run in runs:
         low, high = max(part.low, local), min(part.high, local + run.length)
         if low < high:
             row = run.start + low - local
-            out.append(ops.Span(row, high - low, start, start + low, part.bias, change=change))
+            inside = part.holes[bisect_left(part.holes, low) : bisect_left(part.holes, high)]
+            holes = torch.tensor([hole - low for hole in inside]) if inside else None
+            span = ops.Span(row, high - low, start, start + low, part.bias, None, change, holes)
+            out.append(span)
         local += run.length
     return out
 
@@ -241,54 +258,70 @@ def _fixes(
     layout: Layout,
     plan: Plan,
     resident: dict[int, tuple[Run, ...]],
-    change_of: dict[int, int],
+    change_of: dict[tuple[int, Alpha], int],
 ) -> tuple[Fix, ...]:
-    """For each corrected chunk: its probes, which are its recomputed tokens but the first few."""
-    positions = plan.positions
+    """For each corrected chunk: its probes, and a row of weights for each alpha that it is corrected with."""
+    alphas: dict[int, list[Alpha]] = {}
+    for index, alpha in change_of:
+        alphas.setdefault(index, []).append(alpha)
     fixes = []
-    for index, row in change_of.items():
-        segment = layout.segments[index]
-        first, last = bisect_left(positions, segment.start), bisect_left(positions, segment.end)
-        first += min(N_SINK_PROBES, (last - first) // 2)
-        if first == last:
-            continue
-        places = positions[first:last]
-        local = tuple(place - segment.start for place in places)
-        weights = (plan.alpha / len(places),) * len(places)
+    for index, mine in alphas.items():
+        start, again = layout.segments[index].start, plan.again[index]
+        first = bisect_left(plan.positions, start)
+        skip = _n_sinks(again)
+        local = again[skip:]
+        share = 1 / len(local)
         fixes.append(
             Fix(
-                tuple(range(first, last)),
-                places,
+                tuple(range(first + skip, first + len(again))),
+                _shifted(local, start),
                 local,
-                tuple(_rows_at(resident[index], local)),
-                (weights,),
-                (row,),
+                _rows_at(resident[index], local),
+                tuple((alpha.keys * share,) * len(local) for alpha in mine),
+                tuple((alpha.values * share,) * len(local) for alpha in mine),
+                tuple(change_of[index, alpha] for alpha in mine),
+                first,
             )
         )
     return tuple(fixes)
 
 
-def _rows_at(runs: Sequence[Run], local: Sequence[int]) -> Iterator[int]:
+def _n_sinks(again: Sequence[int]) -> int:
+    """How many of a chunk's recomputed rows, from the first, are no probes: the sinks, or half where all are sinks."""
+    sinks = bisect_left(again, N_SINK_PROBES)
+    return sinks if sinks < len(again) else len(again) // 2
+
+
+def _rows_at(runs: Sequence[Run], local: tuple[int, ...]) -> tuple[int, ...]:
     """The pool rows at ascending places of a chunk."""
     if len(runs) == 1:
-        yield from (runs[0].start + n for n in local)
-        return
-    passed, place = 0, iter(runs)
-    run = next(place)
-    for n in local:
-        while n - passed >= run.length:
-            passed, run = passed + run.length, next(place)
-        yield run.start + n - passed
+        return _shifted(local, runs[0].start)
+    rows = [row for run in runs for row in range(run.start, run.start + run.length)]
+    return tuple([rows[n] for n in local])
 
 
-def _correction(fixes: Sequence[Fix], offset: int, device: torch.device) -> Correction:
-    """The corrections of several chunks as one: their weights stand in one matrix."""
+def _shifted(places: tuple[int, ...], by: int) -> tuple[int, ...]:
+    """Ascending places, moved."""
+    first, last = places[0] + by, places[-1] + by
+    if last - first + 1 == len(places):
+        return tuple(range(first, last + 1))
+    return tuple([place + by for place in places])
+
+
+def _correction(
+    fixes: Sequence[Fix],
+    offset: int,
+    device: torch.device,
+    depth: tuple[float, ...],
+    shrink: bool,
+) -> Correction:
+    """The corrections of several chunks as one: their weights stand in one matrix for keys, one for values."""
     n_probes = sum(len(fix.probes) for fix in fixes)
-    weights = torch.zeros(sum(len(fix.rows) for fix in fixes), n_probes)
+    weights = torch.zeros(2, sum(len(fix.rows) for fix in fixes), n_probes)
     row = column = 0
     for fix in fixes:
-        block = torch.tensor(fix.weights)
-        weights[row : row + len(fix.rows), column : column + len(fix.probes)] = block
+        block = torch.tensor((fix.weights, fix.value_weights))
+        weights[:, row : row + len(fix.rows), column : column + len(fix.probes)] = block
         row, column = row + len(fix.rows), column + len(fix.probes)
 
     def table(name: str) -> Tensor:
@@ -302,4 +335,6 @@ def _correction(fixes: Sequence[Fix], offset: int, device: torch.device) -> Corr
         table("locals"),
         weights.to(device),
         table("rows"),
+        depth,
+        shrink,
     )

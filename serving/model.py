@@ -1,7 +1,7 @@
 """A causal language model of transformers, run over flat batches with our own attention.
 
-The modeling code is transformers' own. Geometry, rotary embedding and dtype are read off the loaded model,
-and what reuse cannot be right for is refused here with the reason.
+The modeling code is transformers' own. Geometry and what each layer does with positions are read off the loaded
+model (`probe.py`), and what reuse cannot be right for is refused with the reason.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,24 @@ from torch import Tensor
 
 from epicrag.errors import DeviceError, UsageError
 from epicrag.kernels import ops
-from epicrag.serving import attention
-from epicrag.serving.attention import RefusedModel
+from epicrag.serving import attention, probe
 from epicrag.serving.fingerprint import model_fingerprint
 from epicrag.serving.forward import Fast, choose
 from epicrag.serving.weights import stored_kind
 
 LAYOUT_VERSION = 1
-"""Of the KV entries: keys and values (L, G, T, D), keys rotated to local positions 0, 1, 2 …"""
-
-_FIXED_ROPE = ("default", "linear", "llama3", "yarn")
-"""RoPE types whose frequencies do not depend on the length of the prompt."""
+"""Of the KV entries: keys (L, G, T, Dk) and values (L, G, T, Dv), keys rotated to local positions 0, 1, 2 …"""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
+    """Of all layers: H query heads read G key heads; keys are `head_dim` wide, values `value_dim`."""
+
     layers: int
     heads: int
     groups: int
     head_dim: int
+    value_dim: int
 
 
 class ServedModel:
@@ -105,13 +105,28 @@ class ServedModel:
     def config(self) -> Any:
         return self.module.config
 
+    @cached_property
+    def _seen(self) -> probe.Seen:
+        return probe.look(self.module, self.context_window)
+
     def geometry(self) -> Geometry:
-        """Read L, H, G and D off the configuration. RefusedModel where the layers are not all alike."""
-        config = self.config.get_text_config()
-        heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        groups = getattr(config, "num_key_value_heads", None) or heads
-        return Geometry(config.num_hidden_layers, heads, groups, head_dim)
+        """L, H, G, Dk and Dv, as the layers hand them to their attention. RefusedModel as `kinds`."""
+        seen = self._seen
+        layers = len(seen.layers.of_layer)
+        return Geometry(layers, seen.heads, seen.groups, seen.head_dim, seen.value_dim)
+
+    def kinds(self) -> ops.Layers:
+        """How each layer turns its keys and what it sees, proven on the model's own keys and masks.
+
+        RefusedModel where reuse cannot be right, saying why.
+        """
+        return self._seen.layers
+
+    def keys_alone(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """The keys of tokens that see nothing but themselves, as the model turns them, (L, G, T, D) float32."""
+        alone = probe.Alone(self.geometry().layers)
+        self.forward(ids, torch.tensor(list(positions), device=self.device), alone, [0])
+        return torch.stack(alone.keys)
 
     @torch.inference_mode()
     def forward(
@@ -146,80 +161,22 @@ class ServedModel:
         return logits
 
     @torch.inference_mode()
-    def plain_logits(self, ids: Sequence[int], rows: Sequence[int]) -> Tensor:
-        """Logits by transformers' own attention, nothing of ours: the reference of the self-check."""
-        out = self.module(
-            input_ids=torch.tensor([list(ids)], device=self.device),
-            use_cache=False,
-            logits_to_keep=torch.tensor(list(rows), device=self.device),
-        )
+    def plain_logits(self, ids: Sequence[int], rows: Sequence[int], own: str = "") -> Tensor:
+        """Logits by transformers' own attention, nothing of ours: the reference of the self-check.
+
+        `own`: which of transformers' attentions, where it is not to be the one the model was loaded with.
+        """
+        with self._attention(own or self.config._attn_implementation):
+            out = self.module(
+                input_ids=torch.tensor([list(ids)], device=self.device),
+                use_cache=False,
+                logits_to_keep=torch.tensor(list(rows), device=self.device),
+            )
         logits: Tensor = out.logits[0]
         return logits
 
     def _attention(self, name: str) -> _Switched:
         return _Switched(self.config, name)
-
-    def rotary(self) -> ops.Rotary:
-        """Find how this model turns its keys, from its own frequencies, and prove it on its own keys.
-
-        The pairing of dimensions is not assumed: the first layer's key of one token is captured at two
-        positions, and the pairing that carries one to the other is the model's. RefusedModel otherwise.
-        """
-        modules = [m for m in self.module.modules() if hasattr(m, "inv_freq")]
-        if not modules:
-            raise RefusedModel(
-                "it has no rotary position embedding (inv_freq) to relocate keys with"
-            )
-        frequencies = [m.inv_freq.detach().float() for m in modules]
-        if any(f.shape != frequencies[0].shape or not f.equal(frequencies[0]) for f in frequencies):
-            raise RefusedModel("its layers use different rotary frequencies")
-        kinds = {str(getattr(m, "rope_type", "default")) for m in modules}
-        if not kinds <= set(_FIXED_ROPE):
-            raise RefusedModel(
-                f"its rotary frequencies depend on the prompt's length ({', '.join(kinds)})"
-            )
-        dim = 2 * frequencies[0].numel()
-        for interleaved in (False, True):
-            rotary = ops.Rotary(frequencies[0], dim, interleaved)
-            if dim <= self.geometry().head_dim and self._carries(rotary):
-                return rotary
-        raise RefusedModel(
-            "no rotation by its own frequencies carries a key from one position to another"
-        )
-
-    def kinds(self) -> ops.Layers:
-        """How each layer reads its keys. RefusedModel where it cannot be told."""
-        kind = ops.LayerKind(self.rotary())
-        return ops.Layers((kind,), (0,) * self.geometry().layers)
-
-    def layer0_keys(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """The first layer's keys, as the model itself turns them, (G, T, D) in float32."""
-        probe = _Capture()
-        self.forward(ids, torch.tensor(list(positions), device=self.device), probe, [0])
-        return probe.keys.float()
-
-    def _carries(self, rotary: ops.Rotary) -> bool:
-        """True if rotating layer 0's keys from position 0 gives its keys at positions 7 and 301."""
-        key = self.layer0_keys([5, 5, 5], [0, 7, 301])
-        for row, delta in ((1, 7), (2, 301)):
-            error = (ops.rotate(key[:, 0], delta, rotary) - key[:, row]).abs().max()
-            if error > (1e-3 if self.dtype == torch.float32 else 5e-2) * key.abs().max():
-                return False
-        return True
-
-
-class _Capture:
-    """A batch that records the first layer's keys; its output is never used."""
-
-    def __init__(self) -> None:
-        self.keys = torch.empty(0)
-
-    def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float
-    ) -> Tensor:
-        if layer == 0:
-            self.keys = keys.clone()
-        return queries.transpose(0, 1)
 
 
 class _Switched:
@@ -248,17 +205,8 @@ def _eos_ids(module: Any) -> frozenset[int]:
 
 
 def _window(config: Any) -> int:
-    """Longest prompt with answer that the engine serves, in tokens.
-
-    Where all layers slide, a prompt no longer than the sliding window is attended to in full, so the window
-    is the limit: inside it the engine's rule of the mask is the model's.
-    """
-    text = config.get_text_config()
-    window = int(getattr(text, "max_position_embeddings", None) or 2048)
-    sliding = getattr(text, "sliding_window", None)
-    if sliding and getattr(text, "use_sliding_window", True):
-        window = min(window, int(sliding))
-    return window
+    """Longest prompt with answer that the engine serves, in tokens."""
+    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 2048)
 
 
 def _device(name: str) -> torch.device:

@@ -114,7 +114,7 @@ class Pool:
     @property
     def shared_pages(self) -> int:
         """Pages that more than one reader reads."""
-        return sum(r.n_pages for r in self._residents.values() if r.readers > 1)
+        return sum(r.n_pages for r in list(self._residents.values()) if r.readers > 1)
 
     def expect(self, rows: int, n_pages: int) -> None:
         """Raise NoPagesError when `rows` rows will never fit into `n_pages` pages."""

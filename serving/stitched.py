@@ -13,6 +13,7 @@ from epicrag.serving.watch import Watch
 
 if TYPE_CHECKING:
     from epicrag.serving.compile import Recipe
+    from epicrag.serving.compose import Plan
     from epicrag.serving.engine import Engine
     from epicrag.serving.policies import Policy
     from epicrag.serving.pool import Run
@@ -66,7 +67,7 @@ class Stitched:
                 start = self.layout.segments[index].start
                 exact[index] = len(recipe.behind) == start and recipe.behind == ids[:start]
         self.load_ms = watch.lap()
-        self.plan = plan(self.layout, self.policy, exact)
+        self.plan = self._plan(exact, resident)
         if self._prefix.length:
             self.plan = skipped(self.plan, system, self._prefix.length)
         if self.policy.reuse == "prefix":
@@ -78,6 +79,19 @@ class Stitched:
         )
         self._linked.shared.extend(_spans(self._prefix, system))
         self.stitch_ms = watch.lap()
+
+    def _plan(self, exact: dict[int, bool], resident: dict[int, tuple[Run, ...]]) -> Plan:
+        """Apply the policy; where it must see the stitched prompt to choose, let it."""
+        if not self.policy.selectors or all(exact.values()):
+            return plan(self.layout, self.policy, exact)
+        from epicrag.serving.select import Look, choose
+
+        engine = self._engine
+        look = Look(
+            engine.model, engine.pool, engine.layers, self.layout, self.policy, exact, resident
+        )
+        chosen = choose(look)
+        return plan(self.layout, self.policy, exact, chosen.rows, chosen.cost)
 
     def _least_rows(self, n_new: int) -> int:
         """Rows that the prompt takes at least, whatever is found: a chunk that stands in it twice counts once."""

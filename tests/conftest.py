@@ -50,26 +50,142 @@ YARN = {
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 6,
+    "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0],
+    "original_max_position_embeddings": 512,
+}
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}
+
+WINDOW = 32
+"""Of the tiny models with sliding layers: a few dozen tokens cross it several times."""
+
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+}
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+
+ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "llama-llama3": ("LlamaConfig", {"rope_parameters": LLAMA3}),
     "llama-yarn": ("LlamaConfig", {"rope_parameters": YARN}),
     "llama-linear": ("LlamaConfig", {"rope_parameters": LINEAR}),
     "mistral": ("MistralConfig", {"sliding_window": None}),
     "mistral-yarn": ("MistralConfig", {"sliding_window": None, "rope_parameters": YARN}),
+    "mistral-sliding": ("MistralConfig", {"sliding_window": WINDOW}),
     "qwen2": ("Qwen2Config", {}),
     "qwen2-yarn": ("Qwen2Config", {"rope_parameters": YARN}),
+    "qwen2-sliding": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
     "qwen3": ("Qwen3Config", {"head_dim": 24}),
     "qwen3-yarn": ("Qwen3Config", {"head_dim": 16, "rope_parameters": YARN}),
+    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0, 1]}),
     # Partial rotary, half-split and interleaved: the families above have neither.
     "phi3": ("Phi3Config", {"partial_rotary_factor": 0.5, "sliding_window": None}),
+    "phi3-sliding": ("Phi3Config", {"sliding_window": WINDOW}),
     "glm": ("GlmConfig", {"head_dim": 16}),
-    # Refused for reuse, each for its own reason, and served by full prefill.
+    "gemma": ("GemmaConfig", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": WINDOW,
+            "layer_types": _ALTERNATING,
+            "attn_logit_softcapping": 5.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": WINDOW,
+            "layer_types": _ALTERNATING,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    # Its window is in its masks, and not among what it tells its attention function.
+    "qwen2-moe": (
+        "Qwen2MoeConfig",
+        {
+            **_EXPERTS,
+            "shared_expert_intermediate_size": 32,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 3,
+        },
+    ),
+    "qwen3-moe": ("Qwen3MoeConfig", {**_EXPERTS, "head_dim": 16}),
+    "deepseek-v2": ("DeepseekV2Config", _LATENT),
+    "deepseek-v3": ("DeepseekV3Config", {**_LATENT, "n_group": 2, "topk_group": 1}),
+    "olmo2": ("Olmo2Config", {}),
+    "granite": ("GraniteConfig", {"attention_multiplier": 0.2, "logits_scaling": 2.0}),
+    "cohere": ("CohereConfig", {"tie_word_embeddings": True, "logit_scale": 1.0}),
+}
+"""Families whose KV can be reused: each passes every gate."""
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-dynamic": ("LlamaConfig", {"rope_parameters": DYNAMIC}),
+    "phi3-longrope": (
+        "Phi3Config",
+        {
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 512,
+            "sliding_window": None,
+        },
+    ),
     "stablelm": ("StableLmConfig", {"partial_rotary_factor": 0.5}),
     "gpt2": ("GPT2Config", {"n_positions": 1024}),
-    "gemma2": ("Gemma2Config", {"head_dim": 16}),
+    "bloom": ("BloomConfig", {}),
+    "gpt-oss": (
+        "GptOssConfig",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 12, "rope_parameters": None},
+    ),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            "num_local_experts": 4,
+            "attention_chunk_size": WINDOW,
+            "intermediate_size_mlp": 96,
+            "head_dim": 12,
+        },
+    ),
+    "qwen3.5": (
+        "Qwen3_5TextConfig",
+        {
+            "rope_parameters": MROPE,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "head_dim": 12,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+        },
+    ),
+    "mamba": ("MambaConfig", {"state_size": 8}),
+    "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention", "conv"]}),
 }
+"""Families that reuse cannot be right for, each for its own reason: served by full prefill."""
+
+FAMILIES = {**ACCEPTED, **REFUSED}
 
 
 def make_tokenizer(folder: Path, *, template: str | None = CHATML, bos: bool = False) -> None:
@@ -140,6 +256,12 @@ def make_model(folder: Path, family: str, **changes: Any) -> Path:
 def tokenizer_maker() -> Callable[..., None]:
     """`make_tokenizer`, for tests that need another template."""
     return make_tokenizer
+
+
+@pytest.fixture(scope="session")
+def families() -> dict[str, tuple[str, ...]]:
+    """Names of the tiny checkpoints: `accepted` for reuse, and `refused`."""
+    return {"accepted": tuple(ACCEPTED), "refused": tuple(REFUSED)}
 
 
 @pytest.fixture(scope="session")

@@ -278,3 +278,18 @@ print([name for name in {heavy.split()} if name in sys.modules])
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
     )
     assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("mode", ["neighbour(64)", "neighbour(0)", "neighbour(x)", "prefix(3)"])
+def test_a_compile_mode_is_good_here_if_it_is_good_for_the_engine(project: Path, mode: str):
+    from epicrag.serving.compile import check_mode
+
+    def accepted(check, *args) -> bool:
+        try:
+            check(*args)
+        except UsageError:
+            return False
+        return True
+
+    write(project, f'compile = "{mode}"')
+    assert accepted(load, project) == accepted(check_mode, mode) == (mode == "neighbour(64)")

@@ -56,6 +56,13 @@ def test_kv_comes_back_bit_for_bit(store, dtype):
     assert store.nbytes() == n_bytes == file_of(store).stat().st_size
 
 
+def test_values_may_be_of_another_width_than_keys(store):
+    keys, values = pair()[0], pair(shape=(2, 3, 5, 7))[1]
+    store.put(KEY, keys, values, META)
+    stored = store.get(KEY)
+    assert torch.equal(stored.keys, keys) and torch.equal(stored.values, values)
+
+
 def test_infinities_and_nans_are_kept_as_they_are(store):
     keys, values = pair()
     keys[0, 0, 0, 0], values[0, 0, 0, 0] = float("inf"), float("nan")
@@ -98,6 +105,7 @@ def test_key_must_be_64_hex_characters(store, key):
     [
         (torch.zeros(2, 3, 4), torch.zeros(2, 3, 4)),
         (torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 3, 2)),
+        (torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 0)),
         (torch.zeros(1, 1, 0, 2), torch.zeros(1, 1, 0, 2)),
         (torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2).half()),
         (torch.zeros(1, 1, 2, 2).double(), torch.zeros(1, 1, 2, 2).double()),

@@ -281,8 +281,14 @@ def test_kv_memory_that_runs_out_is_an_error_and_nothing_leaks(checkpoint, tmp_p
     [
         ("llama-dynamic", "depend on the prompt's length"),
         ("stablelm", "keyword arguments"),
-        ("gpt2", "no rotary"),
-        ("gemma2", "softcap"),
+        ("gpt2", "not rotary"),
+        ("bloom", "arithmetic of its own"),
+        ("phi3-longrope", "depend on the prompt's length"),
+        ("gpt-oss", "learned sinks"),
+        ("llama4", "neither causal nor a sliding window"),
+        ("qwen3.5", "M-RoPE"),
+        ("lfm2", "recurrent or hybrid"),
+        ("mamba", "can be exchanged"),
     ],
 )
 def test_a_model_that_reuse_is_wrong_for_is_served_in_full(checkpoint, tmp_path, family, why):
@@ -309,18 +315,66 @@ def test_a_kernel_that_is_wrong_is_caught_at_load(checkpoint, tmp_path, monkeypa
     assert "differs from transformers" in (engine.refusal or "")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rounding_that_sends_tokens_to_other_experts_is_no_reason_to_refuse(
+    checkpoint, tmp_path, monkeypatch, dtype
+):
+    """Transformers' own attentions are as far from each other; a wrong kernel is still further."""
+    from epicrag.kernels import ops
+
+    assert load(checkpoint, tmp_path, "qwen2-moe", dtype=dtype).refusal is None
+    right = ops.segment_attention
+    monkeypatch.setattr(ops, "segment_attention", lambda q, k, v, p, s: right(q, k, v, p, s * 1.2))
+    wrong = load(checkpoint, tmp_path, "qwen2-moe", dtype=dtype)
+    assert "differs from transformers" in (wrong.refusal or "")
+
+
 def test_a_wrong_rotation_is_caught_at_load(checkpoint, tmp_path, monkeypatch):
     from epicrag.kernels import ops
     from epicrag.serving.model import ServedModel
 
-    right = ServedModel.rotary
-    monkeypatch.setattr(
-        ServedModel,
-        "rotary",
-        lambda self: ops.Rotary(right(self).inv_freq * 1.01, right(self).dim),
-    )
+    right = ServedModel.kinds
+
+    def wrong(self):
+        (kind,), of_layer = right(self)
+        rotary = ops.Rotary(kind.rotary.inv_freq * 1.01, kind.rotary.dim)
+        return ops.Layers((ops.LayerKind(rotary),), of_layer)
+
+    monkeypatch.setattr(ServedModel, "kinds", wrong)
     engine = load(checkpoint, tmp_path)
     assert "relocated keys differ" in (engine.refusal or "")
+
+
+@pytest.mark.parametrize("change", [{"window": 33}, {"window": None}, {"softcap": 6.0}])
+def test_a_wrong_kind_is_caught_at_load(checkpoint, tmp_path, monkeypatch, change):
+    """A window one token too wide, none at all, another cap: each changes the probe's logits."""
+    from dataclasses import replace
+
+    from epicrag.kernels import ops
+    from epicrag.serving.model import ServedModel
+
+    right = ServedModel.kinds
+
+    def wrong(self):
+        (sliding, full), of_layer = right(self)
+        return ops.Layers((replace(sliding, **change), full), of_layer)
+
+    monkeypatch.setattr(ServedModel, "kinds", wrong)
+    engine = load(checkpoint, tmp_path, "gemma2")
+    assert "differs from transformers" in (engine.refusal or "")
+
+
+def test_latent_attention_is_stored_and_read_back(checkpoint, tmp_path):
+    """Values are narrower than keys: on disk, in the pool, and after a restart."""
+    asked = prompt(*TEXTS)
+    cold = load(checkpoint, tmp_path, "deepseek-v2")
+    assert cold.refusal is None
+    assert cold.kv_bytes_per_token == 3 * 4 * (24 + 12) * 2
+    first, _ = run(cold, asked)
+    warm = load(checkpoint, tmp_path, "deepseek-v2")
+    second, generation = run(warm, asked)
+    assert second == first
+    assert generation.receipt.stitched > 0 and generation.receipt.fallback is None
 
 
 def test_full_is_full_whatever_is_cached(tiny_engine):

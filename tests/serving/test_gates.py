@@ -6,8 +6,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from epicrag.kernels import ops
-from epicrag.serving.compile import Recipe, compile_batch
+from epicrag.serving.compile import Recipe, compile_batch, relocate
 from epicrag.serving.policies import Full, LegoLink, Naive, Prefix, parse_policy
 from epicrag.serving.prompt import Piece, Prompt
 from epicrag.serving.sample import Sampling
@@ -19,13 +18,42 @@ FAMILIES = (
     "llama-linear",
     "mistral",
     "mistral-yarn",
+    "mistral-sliding",
     "qwen2",
     "qwen2-yarn",
+    "qwen2-sliding",
     "qwen3",
     "qwen3-yarn",
+    "smollm3",
     "phi3",
+    "phi3-sliding",
     "glm",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
+    "deepseek-v2",
+    "deepseek-v3",
+    "olmo2",
+    "granite",
+    "cohere",
 )
+THOROUGH = ("llama", "qwen3-yarn", "glm", "gemma2", "deepseek-v2", "smollm2")
+"""Families that go through every variant of every gate; the others take one variant of each, in turn."""
+
+
+def variants(name, values):
+    """Parametrize a gate: all values for some families, one for each of the others."""
+    pairs = [
+        (family, value)
+        for index, family in enumerate((*FAMILIES, "smollm2"))
+        for value in (values if family in THOROUGH else [values[index % len(values)]])
+    ]
+    return pytest.mark.parametrize(("engine", name), pairs, indirect=["engine"])
+
+
 TEXTS = (
     "the cat sat on the mat and then said hello to the other cat",
     "a dog said: 42 mats, 17 cats. the mat is by the door",
@@ -75,18 +103,24 @@ def written(engine, asked: Prompt, policy, mode: str = "isolated") -> tuple[int,
     return generation.token_ids
 
 
-def test_the_model_is_accepted(engine):
+def test_every_family_that_is_claimed_is_here(families):
+    assert set(FAMILIES) == set(families["accepted"])
+
+
+def test_gate_6_the_model_is_accepted(engine):
     assert engine.refusal is None
 
 
-def test_full_prefill_equals_transformers(engine):
+def test_full_prefill_and_the_steps_after_it_equal_transformers(engine):
+    """On a prompt of several times the widest sliding window among the tiny models."""
     asked = prompt(*TEXTS)
-    ids = engine.lay_out(asked, 1).ids
-    want = engine.model.plain_logits(ids, [len(ids) - 1])
-    assert close(engine, logits(engine, asked, Full(), n=0), want)
+    ids = (*engine.lay_out(asked, 4).ids, 5, 6, 7, 8)
+    want = engine.model.plain_logits(ids, range(len(ids) - 5, len(ids)))
+    assert len(ids) > 8 * max(kind.window or 1 for kind in engine.layers.kinds)
+    assert close(engine, logits(engine, asked, Full()), want)
 
 
-@pytest.mark.parametrize("mode", ["isolated", "sink", "prefix", "neighbour"])
+@variants("mode", ["isolated", "sink", "prefix", "neighbour"])
 def test_gate_1_recomputing_whole_chunks_equals_full(engine, mode):
     pieces = (Piece(TEXTS[0]), Piece(TEXTS[1], before=TEXTS[0]), Piece(TEXTS[2], before=TEXTS[1]))
     asked = Prompt("where is the cat", pieces)
@@ -95,7 +129,7 @@ def test_gate_1_recomputing_whole_chunks_equals_full(engine, mode):
     assert written(engine, asked, policy, mode) == written(engine, asked, Full())
 
 
-@pytest.mark.parametrize("policy", [Naive(), LegoLink(3), parse_policy("legolink(3)+correct(0.5)")])
+@variants("policy", [Naive(), LegoLink(3), parse_policy("legolink(3)+correct(0.5)")])
 def test_gate_2_a_chunk_at_its_own_place_equals_full(engine, policy):
     asked = prompt(TEXTS[0])
     with engine.stitched(asked, policy, mode="prefix") as stitched:
@@ -110,14 +144,17 @@ def test_gate_2_a_chunk_behind_its_own_neighbour_equals_full(engine):
     assert close(engine, logits(engine, asked, Naive(), "neighbour"), logits(engine, asked, Full()))
 
 
-@pytest.mark.parametrize("delta", [1, 100, 700])
+@variants("delta", [1, 100, 700])
 def test_gate_3_relocated_keys_equal_keys_computed_there(engine, delta):
-    """First layer: the only one whose keys depend on nothing but the token and its position."""
-    ids = engine.tokenizer.ids(TEXTS[0])
-    compiled, _ = compile_batch(engine.model, engine.pool, engine.layers, [Recipe(ids)])[0]
-    there = engine.model.layer0_keys(ids, range(delta, delta + len(ids)))
-    moved = ops.rotate(compiled[0], delta, engine.layers.kinds[0].rotary)
-    assert (moved - there).abs().max() < 1e-3 * there.abs().max()
+    """All layers: the keys of a token that sees itself alone depend on the token and its position only."""
+    ids = engine.tokenizer.ids(TEXTS[0])[:9]
+    recipes = [Recipe((token,)) for token in ids]
+    pairs = compile_batch(engine.model, engine.pool, engine.layers, recipes)
+    moved = relocate(torch.cat([keys for keys, _ in pairs], 2), delta, engine.layers)
+    there = engine.model.keys_alone(ids, [delta] * len(ids))
+    for layer in range(len(there)):
+        error = (moved[layer] - there[layer]).abs().max()
+        assert error < 1e-3 * there[layer].abs().max()
 
 
 def test_gate_3_dropped_text_in_front_leaves_keys_at_zero(engine):
@@ -131,7 +168,7 @@ def test_gate_3_dropped_text_in_front_leaves_keys_at_zero(engine):
     assert (alone - after).abs().max() < 1e-3 * alone.abs().max()
 
 
-@pytest.mark.parametrize("policy", [LegoLink(3), parse_policy("legolink(5)+correct(0.5)"), Full()])
+@variants("policy", [LegoLink(3), parse_policy("legolink(5)+correct(0.5)"), Full()])
 def test_gate_5_requests_in_one_batch_equal_the_same_alone(engine, policy):
     """Three prompts share chunks at other positions; linked in pieces, side by side, then decoded together."""
     from epicrag.serving.link import run
@@ -168,7 +205,7 @@ def shared_rows(engine, stitched) -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("policy", [Naive(), LegoLink(4)])
+@variants("policy", [Naive(), LegoLink(4)])
 def test_gate_4_order_and_earlier_requests_change_nothing(engine, policy):
     """[A, B], then [B, A], then [B]: each equals its own reference, made with a pool of its own."""
     orders = [(0, 1), (1, 0), (1,)]
@@ -181,9 +218,7 @@ def test_gate_4_order_and_earlier_requests_change_nothing(engine, policy):
         assert torch.equal(logits(engine, prompt(*(TEXTS[i] for i in order)), policy), want)
 
 
-@pytest.mark.parametrize(
-    "policy", ["legolink(5)", "damp(2,15)+legolink(5)", "legolink(5)+correct(0.5)"]
-)
+@variants("policy", ["legolink(5)", "damp(2,15)+legolink(5)", "legolink(5)+correct(0.5)"])
 def test_a_request_never_changes_the_pages_it_shares(engine, policy):
     asked = prompt(*TEXTS)
     with engine.stitched(asked, Naive(), mode="isolated") as bystander:
@@ -194,7 +229,7 @@ def test_a_request_never_changes_the_pages_it_shares(engine, policy):
 
 def test_gate_7_the_link_runs_when_every_chunk_hits(engine):
     """All-hit is not an exact prefix: recomputation still changes what naive stitching gives."""
-    asked = prompt(*TEXTS)
+    asked = prompt(*TEXTS[::-1])  # the last chunk is in reach of a sliding window
     logits(engine, asked, Naive())
     with engine.stitched(asked, LegoLink(6), mode="isolated") as stitched:
         assert stitched.computed == 0
@@ -222,7 +257,7 @@ def test_every_order_of_chunks_hits_in_full(engine):
 
 def test_damping_and_correction_do_change_the_answer(engine):
     """A policy that silently did nothing would pass every gate above."""
-    asked = prompt(*TEXTS)
+    asked = prompt(*TEXTS[::-1])
     base = logits(engine, asked, LegoLink(6))
     for name in ("damp(2,15)+legolink(0)", "legolink(6)+correct(0.5)"):
         assert not close(engine, logits(engine, asked, parse_policy(name)), base)

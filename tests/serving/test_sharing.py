@@ -75,9 +75,10 @@ def test_eight_requests_at_once_answer_as_each_does_alone(checkpoint, tmp_path, 
     swept(engine)
 
 
-def test_gate_5_two_requests_in_one_batch_equal_the_same_two_alone(checkpoint, tmp_path):
+@pytest.mark.parametrize("family", ["llama", "qwen3-yarn", "phi3", "glm"])
+def test_gate_5_two_requests_in_one_batch_equal_the_same_two_alone(checkpoint, tmp_path, family):
     """Logits of every piece of the link pass and of every token, whatever rides along."""
-    engine = load(checkpoint, tmp_path)
+    engine = load(checkpoint, tmp_path, family)
 
     def walked(seeds: list[int], most: int | None) -> dict[int, torch.Tensor]:
         walks = {s: engine.stitched(shuffled(s), POLICY, n_new=4) for s in seeds}
@@ -263,16 +264,22 @@ def test_a_follow_up_turn_pays_only_for_what_is_new(checkpoint, tmp_path, chunks
     swept(engine)
 
 
-@pytest.mark.parametrize("chunks", [0, 2])
-def test_logits_behind_a_found_history_are_those_of_a_computed_one(checkpoint, tmp_path, chunks):
+@pytest.mark.parametrize(
+    ("chunks", "policy"), [(0, "none"), (2, "legolink(4)+correct"), (2, "focus"), (2, "prefix")]
+)
+def test_logits_behind_a_found_history_are_those_of_a_computed_one(
+    checkpoint, tmp_path, chunks, policy
+):
+    chosen = parse_policy(policy)
     pieces = tuple(Piece(text) for text in TEXTS[:chunks])
     asked = Prompt("why is that", pieces, history=turns(*HISTORY))
     logits = []
     for found in (False, True):
         engine = load(checkpoint, tmp_path)
         if found:
-            answered(engine, Prompt("what", pieces[:1], history=turns(*HISTORY[:2])))
-        with engine.stitched(asked, POLICY, n_new=3) as stitched:
+            earlier = Prompt("what", pieces[:1], history=turns(*HISTORY[:2]))
+            answered(engine, earlier, policy=chosen)
+        with engine.stitched(asked, chosen, n_new=3) as stitched:
             n = len(stitched.plan.positions)
             logits.append((n, torch.cat((stitched.linked.link(), stitched.linked.step([5, 6])))))
     (cold_n, cold), (warm_n, warm) = logits
@@ -421,19 +428,20 @@ def test_five_hundred_requests_with_cancels_and_pressure_leave_every_page_accoun
     engine = load(
         checkpoint,
         tmp_path,
-        kv_memory_bytes=800_000,
+        kv_memory_bytes=500_000,
         host_kv_memory_bytes=300_000,
         limits=Limits(batch_tokens=128, max_running=8, max_waiting=6, max_unread=4),
     )
     names = ("legolink(4)+correct(0.25)", "none", "full", "prefix", "damp(2,15)+legolink(3)")
     policies = [parse_policy(name) for name in names]
-    texts = [f"{n} " + "the cat sat on the mat " * (1 + n % 4) for n in range(20)]
+    texts = [f"{n} " + "the cat sat on the mat " * (1 + n % 3) for n in range(20)]
     lock, ends, wrong = threading.Lock(), dict.fromkeys(("read", "cut", "lost", "refused"), 0), []
 
     def request(dice: random.Random) -> str:
         asked = Prompt(
             dice.choice(["where", "why is the cat there"]),
             tuple(Piece(text) for text in dice.sample(texts, dice.randrange(4))),
+            system="be brief",
             history=turns(*HISTORY[: dice.choice([0, 0, 2])]),
         )
         sampling = Sampling(
