@@ -37,7 +37,10 @@ class Batch(Protocol):
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float
     ) -> Tensor:
-        """Queries (H, T, Dk), keys (G, T, Dk) and values (G, T, Dv) of all tokens; returns (T, H, Dv)."""
+        """Queries (H, T, Dk), keys (G, T, Dk) and values (G, T, Dv) of all tokens; returns (T, H, Dv).
+
+        All three may be views of memory that the next layer overwrites: clone what is to be kept.
+        """
         ...
 
 
