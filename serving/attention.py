@@ -44,6 +44,19 @@ class Batch(Protocol):
         ...
 
 
+class Causal:
+    """A batch of one text without a past, by torch's own attention: what the engine's is compared with."""
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float
+    ) -> Tensor:
+        """See `Batch.attend`."""
+        repeat = len(queries) // len(keys)
+        keys, values = (x.repeat_interleave(repeat, 0) for x in (keys, values))
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(queries, keys, values, is_causal=True, scale=scale).transpose(0, 1)
+
+
 def register() -> None:
     """Make the attention function known to transformers. Safe to call again."""
     from transformers import AttentionInterface, AttentionMaskInterface
