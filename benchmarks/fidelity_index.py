@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,13 @@ def prompt_of(pipeline: Pipeline, question: str, k: int, seed: int) -> Prompt:
     return pipeline.prompt(question, hits)
 
 
-def measure(engine: Any, prompt: Prompt, n_answer: int) -> list[dict[str, Any]]:
+def measure(
+    engine: Any,
+    prompt: Prompt,
+    n_answer: int,
+    modes: Sequence[str] = MODES,
+    policies: Sequence[str] = POLICIES,
+) -> list[dict[str, Any]]:
     """One row for each mode and policy."""
     written = engine.generate(prompt, policy=Full(), sampling=Sampling(max_tokens=n_answer))
     for _ in written:
@@ -51,8 +58,8 @@ def measure(engine: Any, prompt: Prompt, n_answer: int) -> list[dict[str, Any]]:
     want, _ = forced(engine, prompt, "full", "isolated", answer)
     gold = torch.tensor(answer)[:, None]
     rows = []
-    for mode in MODES:
-        for policy in POLICIES:
+    for mode in modes:
+        for policy in policies:
             got, cost = forced(engine, prompt, policy, mode, answer)
             context = cost.exact + cost.stitched + cost.recomputed
             rows.append(
@@ -82,19 +89,24 @@ def main() -> None:
     parser.add_argument("-k", type=int, default=6)
     parser.add_argument("--answer-tokens", type=int, default=24)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--mode", action="append", choices=MODES, help="only these, may be repeated"
+    )
+    parser.add_argument("--policy", action="append", help="only these, may be repeated")
     args = parser.parse_args()
     flags = {"index": args.index, "home": args.home}
     config = load_config({name: str(value) for name, value in flags.items() if value})
+    modes, policies = args.mode or MODES, args.policy or POLICIES
     rows: list[dict[str, Any]] = []
     with Pipeline.open(config) as pipeline, args.out.open("w") as out:
         for number, question in enumerate(questions_of(args.questions, args.count)):
             prompt = prompt_of(pipeline, question, args.k, number)
-            for row in measure(pipeline.engine, prompt, args.answer_tokens):
+            for row in measure(pipeline.engine, prompt, args.answer_tokens, modes, policies):
                 rows.append(row)
                 out.write(json.dumps(row) + "\n")
             out.flush()
             print(f"{number + 1}/{args.count} {question}", file=sys.stderr)
-    print(table(rows, MODES, POLICIES))
+    print(table(rows, modes, policies))
 
 
 if __name__ == "__main__":

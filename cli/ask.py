@@ -178,11 +178,13 @@ def receipt_line(receipt: Receipt) -> str:
         f"reused {reused:,} of {receipt.context_tokens:,} context tokens (exact {receipt.exact:,}, "
         f"stitched {receipt.stitched:,}), recomputed {receipt.recomputed:,}, fresh {receipt.fresh:,}"
     )
-    stages = ("retrieve", "load", "stitch", "select", "link", "first_token")
+    if receipt.charged * receipt.context_tokens > receipt.recomputed + 0.5:
+        tokens += f", with the choosing charged as {receipt.charged:.1%}"
+    stages = ("retrieve", "wait", "load", "stitch", "select", "link", "first_token")
     times = [
         f"{stage.replace('_', ' ')} {_ms(getattr(ms, stage))}"
         for stage in stages
-        if getattr(ms, stage) or stage != "select"
+        if getattr(ms, stage) or stage not in ("wait", "select")
     ]
     fallback = f" · fell back: {receipt.fallback}" if receipt.fallback else ""
     return f"{tokens} · {', '.join(times)} · policy {receipt.policy}{fallback}"

@@ -79,13 +79,15 @@ class Common:
 
         return load_config({**self.flags, **more})
 
-    def open(self, *, create: bool = False, **more: object) -> Pipeline:
+    def open(
+        self, *, create: bool = False, kv_folder: Path | None = None, **more: object
+    ) -> Pipeline:
         """Open the index that these flags, and those of the verb, point to."""
         from epicrag.pipeline import Pipeline
 
         config = self.load(**more)
         self._log(config.log)
-        return Pipeline.open(config, create=create, say=self.output.note)
+        return Pipeline.open(config, create=create, say=self.output.note, kv_folder=kv_folder)
 
     def _log(self, level: str) -> None:
         """Send epicrag's own log to stderr: what the configured level, -q or -v let through."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -57,7 +57,7 @@ def ingest(
     The index becomes equal to the files: what is new or changed is read, what is gone is removed.
     """
     out = common.output
-    settings = {
+    settings: dict[str, Any] = {
         "chunk_tokens": chunk_size,
         "compile": compile_mode,
         "quantize": quantize,

@@ -12,7 +12,9 @@ import typer
 
 from epicrag import __version__
 from epicrag.cli.ask import ask
+from epicrag.cli.bench import bench
 from epicrag.cli.common import INTERRUPTED, verb, verb_first
+from epicrag.cli.eval import evaluate
 from epicrag.cli.ingest import ingest
 from epicrag.cli.models import models
 from epicrag.cli.output import Output, make_printable
@@ -32,6 +34,8 @@ verb(app, "ingest")(ingest)
 verb(app, "ask")(ask)
 verb(app, "search")(search)
 verb(app, "status")(status)
+verb(app, "bench")(bench)
+verb(app, "eval")(evaluate)
 app.add_typer(models, name="models")
 
 

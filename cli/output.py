@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,6 +150,21 @@ def _url(path: str) -> str:
 def count(n: int, word: str) -> str:
     """Return "1 chunk", "2,000 chunks"."""
     return f"{n:,} {word}{'' if n == 1 else 's'}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table that is Markdown, too: its first column to the left, the others to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
+    lines = [_row(head, widths), "|" + "|".join("-" * (width + 2) for width in widths) + "|"]
+    return [*lines, *(_row(row, widths) for row in rows)]
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *rest = (
+        f"{cell:<{width}}" if n == 0 else f"{cell:>{width}}"
+        for n, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "| " + " | ".join([first, *rest]) + " |"
 
 
 def size(n_bytes: float) -> str:

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from epicrag.pipeline import Event
 
 LINE_SECONDS = 5.0
-_NAMES = {"file": "files", "embed": "passages of this file", "kv": "KV tokens"}
+_NAMES = {
+    "file": "files",
+    "embed": "passages of this file",
+    "kv": "KV tokens",
+    "bench": "measurements",
+    "eval": "answers",
+}
 
 
 class Reporter(Protocol):

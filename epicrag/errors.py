@@ -83,3 +83,10 @@ class OfflineError(EpicragError):
 
     exit_code = 10
     code = "offline"
+
+
+class BelowError(EpicragError):
+    """An evaluation scored less than `--fail-under` asks for."""
+
+    exit_code = 11
+    code = "below"

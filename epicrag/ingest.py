@@ -49,9 +49,10 @@ KV_BATCH = 16
 @dataclass(frozen=True, slots=True)
 class Event:
     """How far a run is: `done` of `total` files ("file"), of the passages of one long file ("embed") or
-    of the tokens to compile ("kv"); or a word to the user ("note")."""
+    of the tokens to compile ("kv"); or a word to the user ("note"). A bench counts its measurements
+    ("bench"), and an evaluation its answers ("eval")."""
 
-    stage: Literal["file", "embed", "kv", "note"]
+    stage: Literal["file", "embed", "kv", "note", "bench", "eval"]
     done: int = 0
     total: int = 0
     report: FileReport | None = None

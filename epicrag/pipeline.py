@@ -86,6 +86,7 @@ class Pipeline:
 
     An embedder, engine or token counter that is given is used as it is; else they are those of the
     configuration, loaded at first need. `say` is told what takes long then: a fetch, a conversion.
+    `kv_folder` keeps KV there in place of the index's own folder, and leaves the index as it is.
     """
 
     def __init__(
@@ -97,8 +98,10 @@ class Pipeline:
         engine: Engine | None = None,
         counter: TokenCounter | None = None,
         say: Callable[[str], None] | None = None,
+        kv_folder: Path | None = None,
     ) -> None:
         self.config = config
+        self._kv_folder = kv_folder
         self._say = say
         self._create = create
         self._given_embedder = embedder
@@ -112,6 +115,7 @@ class Pipeline:
         *,
         create: bool = False,
         say: Callable[[str], None] | None = None,
+        kv_folder: Path | None = None,
         **flags: object,
     ) -> Pipeline:
         """Open the index of a configuration; `flags` overrule it.
@@ -121,7 +125,7 @@ class Pipeline:
         """
         given = {key: value for key, value in flags.items() if value is not None}
         settings = _overruled(config, given) if config else load_config(given)
-        pipeline = cls(settings, create=create, say=say)
+        pipeline = cls(settings, create=create, say=say, kv_folder=kv_folder)
         if not create:
             _ = pipeline.catalog
         return pipeline
@@ -162,7 +166,8 @@ class Pipeline:
     def kv_store(self) -> KVStore:
         from epicrag.index.kvstore import KVStore
 
-        return KVStore(self.config.index / "kv", budget_bytes=self.config.kv_disk)
+        folder = self._kv_folder or self.config.index / "kv"
+        return KVStore(folder, budget_bytes=self.config.kv_disk)
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -354,7 +359,7 @@ class Pipeline:
         KV of another kind than the index holds is not noted: the next ingest removes it.
         """
         engine, catalog = self.engine, self.catalog
-        if engine.refusal or policy.reuse != "chunks" or policy.compile_mode:
+        if engine.refusal or policy.reuse != "chunks" or policy.compile_mode or self._kv_folder:
             return
         known = {hit.row: piece for hit, piece in zip(hits, prompt.pieces, strict=True)}
         missing = {row: p for row, p in known.items() if row >= 0 and not catalog.kv_key(row)}

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from epicrag.serving.attention import Causal
 from epicrag.serving.lean import share_lean
 from epicrag.serving.model import ServedModel
 from epicrag.serving.selfcheck import TOLERANCE, check, check_relocation
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from epicrag.serving.engine import Engine
 
 
@@ -39,7 +38,7 @@ def _is_lean(engine: Engine) -> bool:
     want = model.plain_logits(ids, last)
     places = torch.arange(len(ids), device=model.device)
     got = ServedModel(lean, model.fingerprint, model.context_window).forward(
-        ids, places, _Causal(), last
+        ids, places, Causal(), last
     )
     error = float((got - want).abs().max() / want.float().std().clamp_min(1e-6))
     return error <= TOLERANCE[model.dtype]
@@ -49,15 +48,3 @@ def _probe(engine: Engine) -> list[int]:
     """Token ids to compute with: any will do."""
     vocabulary = engine.model.config.get_text_config().vocab_size
     return [(17 + 31 * i) % vocabulary for i in range(48)]
-
-
-class _Causal:
-    """A batch of one text that sees what stands before it."""
-
-    def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float
-    ) -> Tensor:
-        mixed = torch.nn.functional.scaled_dot_product_attention(
-            queries[None], keys[None], values[None], is_causal=True, scale=scale, enable_gqa=True
-        )
-        return mixed[0].transpose(0, 1)

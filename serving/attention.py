@@ -37,8 +37,24 @@ class Batch(Protocol):
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float
     ) -> Tensor:
-        """Queries (H, T, Dk), keys (G, T, Dk) and values (G, T, Dv) of all tokens; returns (T, H, Dv)."""
+        """Queries (H, T, Dk), keys (G, T, Dk) and values (G, T, Dv) of all tokens; returns (T, H, Dv).
+
+        All three may be views of memory that the next layer overwrites: clone what is to be kept.
+        """
         ...
+
+
+class Causal:
+    """A batch of one text without a past, by torch's own attention: what the engine's is compared with."""
+
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float
+    ) -> Tensor:
+        """See `Batch.attend`."""
+        repeat = len(queries) // len(keys)
+        keys, values = (x.repeat_interleave(repeat, 0) for x in (keys, values))
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(queries, keys, values, is_causal=True, scale=scale).transpose(0, 1)
 
 
 def register() -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from epicrag.errors import UsageError
 from epicrag.serving import layout
+from epicrag.serving.attention import Causal
 from epicrag.serving.decoder import Decoder
 
 if TYPE_CHECKING:
@@ -87,26 +87,14 @@ def _prove(model: ServedModel, fast: Fast) -> None:
     last = min(300, model.context_window - 1)
     places = [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, last]
     given = torch.tensor(places, device=model.device)
-    want = model.modeling_logits(ids, given, _Causal(), range(len(ids))).float()
+    want = model.modeling_logits(ids, given, Causal(), range(len(ids))).float()
     rows = torch.arange(len(ids), device=model.device)
     for name, decoder in (("many", fast.wide), ("few", fast.narrow)):
         if decoder is None:
             continue
-        got = decoder.forward(torch.tensor(ids, device=model.device), given, _Causal(), rows)
+        got = decoder.forward(torch.tensor(ids, device=model.device), given, Causal(), rows)
         error = float((got.float() - want).abs().max() / want.std().clamp_min(1e-6))
         if not error <= _TOLERANCE[model.dtype]:
             raise layout.UnknownLayoutError(
                 f"for {name} rows the decoder's logits are {error:.2g} standard deviations off"
             )
-
-
-class _Causal:
-    """A batch of one request without a past."""
-
-    def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float
-    ) -> Tensor:
-        repeat = len(queries) // len(keys)
-        keys, values = (x.repeat_interleave(repeat, 0) for x in (keys, values))
-        out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale)
-        return out.transpose(0, 1)

@@ -109,9 +109,8 @@ class Scheduler:
         self._waiting: deque[Ticket] = deque()
         self._running: list[Ticket] = []
         self._left: deque[Ticket] = deque()  # given up by their readers, not yet taken out
-        self._is_full = (
-            False  # the oldest waiting request found no pages, and nothing has ended since
-        )
+        # Whether the oldest waiting request found no pages, and nothing has ended since.
+        self._is_full = False
         self.steps = 0
         self.decoded = 0
 

@@ -66,6 +66,7 @@ def test_the_shape_of_json(cli, pipeline, tmp_path):
             "fresh": 31,
             "dropped_chunks": 0,
             "fallback": None,
+            "charged": 0.0,
             "ms": {
                 "retrieve": 8.0,
                 "wait": 0.0,

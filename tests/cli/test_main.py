@@ -21,6 +21,7 @@ CODES = {
     errors.DamagedError: 8,
     errors.DeviceError: 9,
     errors.OfflineError: 10,
+    errors.BelowError: 11,
 }
 
 

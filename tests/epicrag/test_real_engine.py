@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from epicrag.errors import UsageError
+from epicrag.evaluate import evaluate
 from epicrag.pipeline import Pipeline
+from epicrag.questions import Item
 from epicrag.serving.policies import parse_policy
 
 
@@ -94,3 +96,14 @@ def test_a_question_longer_than_the_window_is_refused(opened, bench):
         pipeline.ingest(bench.docs)
         with pytest.raises(UsageError, match="window"):
             pipeline.ask("museum door code " * 500)
+
+
+def test_answers_are_scored_with_reuse_and_without(opened, bench):
+    with opened() as pipeline:
+        pipeline.ingest(bench.docs)
+        result = evaluate(pipeline, [Item("door code of the museum?", ("4471",))])
+    (pair,) = result.pairs
+    assert pair.reuse.scores["source"] == pair.full.scores["source"] == 1
+    assert pair.reuse.first_token_ms and pair.full.first_token_ms
+    assert (result.policy, result.compile) == (bench.config.link_policy, "neighbour")
+    assert result.setup["device"] == "cpu"

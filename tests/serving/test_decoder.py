@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from epicrag.errors import UsageError
 from epicrag.kernels import native
 from epicrag.serving import layout
-from epicrag.serving.attention import Enough
+from epicrag.serving.attention import Causal, Enough
 from epicrag.serving.fingerprint import model_fingerprint
 from epicrag.serving.forward import choose
 from epicrag.serving.model import ServedModel
@@ -23,27 +22,18 @@ from epicrag.serving.weights import stored_kind
 KNOWN = ["llama", "llama-yarn", "mistral", "qwen2", "qwen3", "phi3"]
 
 
-class Causal:
-    """A batch of one request without a past; counts its calls, and may have had enough after some."""
+class Counted(Causal):
+    """Counts its calls, and may have had enough after some."""
 
     def __init__(self, enough: int | None = None) -> None:
         self.calls = 0
         self.enough = enough
 
-    def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, *given: Any) -> torch.Tensor:
         self.calls += 1
         if layer == self.enough:
             raise Enough
-        keys, values = (x.repeat_interleave(len(queries) // len(x), 0) for x in (keys, values))
-        out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale)
-        return out.transpose(0, 1)
+        return super().attend(layer, *given)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +55,8 @@ def differences(model: ServedModel, n_tokens: int) -> float:
     ids = [(5 + 31 * i) % 380 for i in range(n_tokens)]
     positions = torch.arange(n_tokens) * 3
     rows = range(max(0, n_tokens - 2), n_tokens)
-    got = model.forward(ids, positions, Causal(), rows)
-    want = model.modeling_logits(ids, positions, Causal(), rows)
+    got = model.forward(ids, positions, Counted(), rows)
+    want = model.modeling_logits(ids, positions, Counted(), rows)
     assert got.shape == want.shape
     return float((got - want).abs().max() / want.std())
 
@@ -148,14 +138,14 @@ def test_decoder_that_is_not_the_model_is_not_used(checkpoint: Callable[[str], P
 def test_pass_that_had_enough_ends_there_and_is_empty(
     load: Callable[..., ServedModel], family: str, n_tokens: int
 ):
-    batch = Causal(enough=1)
+    batch = Counted(enough=1)
     out = load(family).forward([5] * n_tokens, torch.arange(n_tokens), batch, [0])
     assert (out.numel(), batch.calls) == (0, 2)
 
 
 def test_no_rows_are_wanted_and_none_come(load: Callable[..., ServedModel]):
     for n_tokens in (2, 40):
-        out = load("llama").forward([5] * n_tokens, torch.arange(n_tokens), Causal(), [])
+        out = load("llama").forward([5] * n_tokens, torch.arange(n_tokens), Counted(), [])
         assert len(out) == 0
 
 

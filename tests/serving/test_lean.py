@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from epicrag.serving import assure, lean
+from epicrag.serving.attention import Causal
 from epicrag.serving.engine import Engine
 from epicrag.serving.model import ServedModel
 from epicrag.serving.prompt import Piece, Prompt
@@ -55,7 +56,7 @@ def test_logits_are_those_of_transformers(checkpoint, family):
     assert module is not None
     ours = ServedModel(module, theirs.fingerprint, theirs.context_window)
     rows, places = [3, 39], torch.arange(40)
-    got = ours.forward(IDS, places, assure._Causal(), rows)
+    got = ours.forward(IDS, places, Causal(), rows)
     torch.testing.assert_close(got, theirs.plain_logits(IDS, rows), rtol=1e-5, atol=1e-5)
     assert module.model.rotary_emb.inv_freq.equal(theirs.kinds().kinds[0].rotary.inv_freq)
     assert (ours.eos_ids, ours.context_window) == (theirs.eos_ids, theirs.context_window)
