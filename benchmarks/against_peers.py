@@ -37,7 +37,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +51,10 @@ if TYPE_CHECKING:
 
 SCENES = ("cold", "again", "shuffled", "swapped")
 CONTEXT = 4096
+WORDS = (
+    "river stone market window garden paper engine letter winter village bridge copper harbour field signal "
+    "kitchen mountain ticket forest lantern theatre valley orchard wheel station feather"
+).split()
 QUESTION = "Which words stand beside the lantern?"
 
 
@@ -409,10 +413,13 @@ def _packaged_gguf() -> Path | None:
 
 
 def _piece(engine: Engine, n_tokens: int, rng: random.Random) -> Piece:
-    from bench_ttft import make_piece
+    """Random words, as near to `n_tokens` tokens as words allow, never above."""
+    from epicrag.serving.prompt import Piece
 
-    make: Callable[[Engine, int, random.Random], Piece] = make_piece
-    return make(engine, n_tokens, rng)
+    words = [rng.choice(WORDS) for _ in range(n_tokens)]
+    while engine.tokenizer.count(" ".join(words)) > n_tokens:
+        words.pop()
+    return Piece(" ".join(words))
 
 
 def _question(engine: Engine, prompt: Prompt) -> Question:

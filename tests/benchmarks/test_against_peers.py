@@ -104,6 +104,22 @@ def test_ratios_are_medians_of_pairs(bench):
     )
 
 
+def test_the_whole_runs_with_the_tiny_model_and_a_pretended_peer(
+    bench, checkpoint, capsys, monkeypatch
+):
+    import json
+
+    given = f"--model {checkpoint('llama')} --rounds 1 --chunk-tokens 20 --decode 4 --threads 1"
+    peers = f"--peer pretended={sys.executable} --peer nobody=/nowhere/python"
+    monkeypatch.setattr(sys, "argv", ["against_peers.py", *given.split(), *peers.split()])
+    bench.main()
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    names = [row["name"] for row in report["rows"]]
+    assert names[1:] == ["epicrag full", "epicrag prefix", "pretended", "nobody"]
+    assert all(row["seconds"]["cold"] > 0 for row in report["rows"][:4])
+    assert "no interpreter" in report["rows"][4]["failure"]
+
+
 def test_cold_start_table_has_a_row_for_each_stage(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     cold = importlib.import_module("cold_start")
