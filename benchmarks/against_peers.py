@@ -51,10 +51,34 @@ if TYPE_CHECKING:
 
 SCENES = ("cold", "again", "shuffled", "swapped")
 CONTEXT = 4096
-WORDS = (
-    "river stone market window garden paper engine letter winter village bridge copper harbour field signal "
-    "kitchen mountain ticket forest lantern theatre valley orchard wheel station feather"
-).split()
+WORDS = [
+    "river",
+    "stone",
+    "market",
+    "window",
+    "garden",
+    "paper",
+    "engine",
+    "letter",
+    "winter",
+    "village",
+    "bridge",
+    "copper",
+    "harbour",
+    "field",
+    "signal",
+    "kitchen",
+    "mountain",
+    "ticket",
+    "forest",
+    "lantern",
+    "theatre",
+    "valley",
+    "orchard",
+    "wheel",
+    "station",
+    "feather",
+]
 QUESTION = "Which words stand beside the lantern?"
 
 
