@@ -342,7 +342,8 @@ def main() -> None:
         try:
             for n in range(
                 given.rounds + 1
-            ):  # the first is not counted: pages are touched, code is warm
+            ):  # the first is not counted: code and pages are warm then
+                print(f"round {n} of {given.rounds}", file=sys.stderr)
                 pieces = [_piece(engine, given.chunk_tokens, rng) for _ in range(4)]
                 began = time.perf_counter()
                 for _ in engine.compile(pieces):
