@@ -30,7 +30,7 @@ from epicrag.serving.stitched import Stitched
 from epicrag.serving.threads import settle
 
 CHUNK = 490
-POLICY = "legolink(16)+correct(0.25)"
+POLICY = "legolink(8)"
 
 
 class Clock:

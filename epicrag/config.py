@@ -17,7 +17,7 @@ from epicrag.errors import UsageError
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_EMBED_MODEL = "all-minilm-l6-v2"
-DEFAULT_LINK_POLICY = "legolink(16)+correct(0.25)"
+DEFAULT_LINK_POLICY = "legolink(8)"
 DEFAULT_COMPILE = "neighbour"
 DEFAULT_MIN_SCORE = 0.2
 DEFAULT_SYSTEM_PROMPT = (

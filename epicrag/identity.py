@@ -17,7 +17,8 @@ def identity_of(name: str, path: Path, *settings: object) -> str:
     facts = [name, str(path), *map(str, settings), *_machine()]
     for file in files:
         stat = file.stat()
-        facts.append(f"{file.relative_to(path)} {stat.st_size} {stat.st_mtime_ns}")
+        times = f"{stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}"
+        facts.append(f"{file.relative_to(path)} {stat.st_size} {times}")
     return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()
 
 

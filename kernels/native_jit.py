@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -61,6 +62,22 @@ def _kept(build: Callable[[bool], Any]) -> Any:
         return build(True)
     except RuntimeError:  # no folder for the cache
         return build(False)
+    except Exception:  # noqa: BLE001 - a damaged file in it fails in many ways
+        _forget()
+        try:
+            return build(True)
+        except Exception:  # noqa: BLE001 - and if that was not it, the compiler says what is
+            return build(False)
+
+
+def _forget() -> None:
+    """Remove what was kept on disk of these kernels: it is compiled again."""
+    from numba.core.caching import FunctionCache
+
+    with suppress(OSError, RuntimeError):
+        folder = Path(FunctionCache(_forget).cache_path)
+        for file in (*folder.glob("native_*.nbi"), *folder.glob("native_*.nbc")):
+            file.unlink(missing_ok=True)
 
 
 # Every kernel has one signature: the address of its numbers, which thread it is, and of how many. It is called by
@@ -117,7 +134,6 @@ def _call(context, function, address, thread, threads):
     return types.void(*[types.int64] * 4), generate
 
 
-@compiled
 def _alone(function, after, numbers):
     given = np.empty(N_NUMBERS, np.int64)
     for index in range(N_NUMBERS):
@@ -138,7 +154,12 @@ def _shared(threads, function, after, numbers):
         _call(after, address, 0, 1)
 
 
-_shared = _kept(lambda keep: numba.njit(nogil=True, parallel=True, cache=keep)(_shared))
+_NUMBERS = types.UniTuple(types.int64, N_NUMBERS)
+# With their signatures: what is wrong with the compiler or its cache shows here, and not in the middle of a pass.
+_ALONE = types.void(types.int64, types.int64, _NUMBERS)
+_SHARED = types.void(types.int64, types.int64, types.int64, _NUMBERS)
+_alone = _kept(lambda keep: numba.njit(_ALONE, nogil=True, cache=keep)(_alone))
+_shared = _kept(lambda keep: numba.njit(_SHARED, nogil=True, parallel=True, cache=keep)(_shared))
 _PADDING = [(0,) * (N_NUMBERS - n) for n in range(N_NUMBERS + 1)]
 
 

@@ -5,19 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
 QUANTIZE_VERSION = 1
 """Of how weights are rounded: another rounding makes other KV."""
 
+_DIGEST = re.compile("[0-9a-f]{64}")
 _SETTINGS = ("config.json", "generation_config.json")
 
 
 def file_digest(path: Path, cache: Path | None = None) -> str:
-    """SHA-256 of a file in hex. `cache` is a JSON file that remembers digests by path, size and time."""
+    """SHA-256 of a file in hex. `cache` is a JSON file that remembers digests by path, size, place and times.
+
+    The time of the last change of the file itself is among them, which a copy cannot set: tools that keep the
+    time of its contents (cp -p, rsync, tar) do not hide that it is another file.
+    """
     stat = path.stat()
-    name = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+    facts = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    name = "|".join(map(str, (path.resolve(), *facts)))
     known = _read(cache)
     if name in known:
         return known[name]
@@ -54,9 +61,11 @@ def _read(cache: Path | None) -> dict[str, str]:
     """The remembered digests; a damaged file is no more than a forgotten one."""
     try:
         known = json.loads(cache.read_text(encoding="utf-8")) if cache else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return known if isinstance(known, dict) else {}
+    if not isinstance(known, dict):
+        return {}
+    return {k: v for k, v in known.items() if isinstance(v, str) and _DIGEST.fullmatch(v)}
 
 
 def _write(cache: Path, known: dict[str, str]) -> None:

@@ -222,8 +222,27 @@ def stitch(
     tables are made, no key or value is touched. DeviceError when the private rows do not fit.
     """
     changes = sorted({(part.segment, part.alpha) for part in plan.reused if part.alpha})
+    runs = pool.allocate(len(plan.positions) + n_new + len(changes))
+    try:
+        return _laid(model, pool, layers, layout, plan, resident, n_new, changes, runs)
+    except BaseException:
+        pool.release(runs)
+        raise
+
+
+def _laid(
+    model: ServedModel,
+    pool: Pool,
+    layers: ops.Layers,
+    layout: Layout,
+    plan: Plan,
+    resident: dict[int, tuple[Run, ...]],
+    n_new: int,
+    changes: Sequence[tuple[int, Alpha]],
+    runs: tuple[Run, ...],
+) -> Linked:
+    """`stitch`, once it has its rows."""
     n_tokens = len(plan.positions) + n_new
-    runs = pool.allocate(n_tokens + len(changes))
     every = torch.cat([torch.arange(run.start, run.start + run.length) for run in runs])
     rows = every[:n_tokens].to(model.device)
     new = torch.arange(layout.n_tokens, layout.n_tokens + n_new)

@@ -37,15 +37,16 @@ class Proofs:
 
     def text(self, what: str) -> str | None:
         """What was found when it was proven; None where it was not."""
-        text = self._read().get(self.key, {}).get(what)
-        return text if isinstance(text, str) else None
+        kept = self._read().get(self.key, {}).get(what)
+        digest, _, text = kept.partition(":") if isinstance(kept, str) else ("", "", "")
+        return text if digest == _digest(text) else None
 
     def keep(self, what: str, text: str = "") -> None:
         """Remember what was proven, and what was found."""
         if self.folder is None:
             return
         known = self._read()
-        mine = {**known.pop(self.key, {}), what: text}
+        mine = {**known.pop(self.key, {}), what: f"{_digest(text)}:{text}"}
         kept = dict([*known.items(), (self.key, mine)][-_MOST:])
         file = self.folder / FILE_NAME
         temporary = file.with_name(f"{FILE_NAME}.{os.getpid()}")
@@ -58,11 +59,16 @@ class Proofs:
         try:
             text = (self.folder / FILE_NAME).read_text(encoding="utf-8") if self.folder else "{}"
             known = json.loads(text)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         if not isinstance(known, dict):
             return {}
         return {key: value for key, value in known.items() if isinstance(value, dict)}
+
+
+def _digest(text: str) -> str:
+    """What tells that a text is as it was written."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _machine() -> list[str]:

@@ -7,6 +7,7 @@ shares what is left of `batch_tokens` among the prompts that are being linked.
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from epicrag.serving.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sized
+    from types import FrameType
 
 
 class Walk(Protocol):
@@ -70,8 +72,6 @@ class Limits:
     max_running: int = 32
     max_waiting: int = 256
     max_unread: int = 64
-    lone_factor: int = 4
-    """A prompt that is alone is linked in pieces of this many times `batch_tokens`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -149,18 +149,23 @@ class Scheduler:
             with self._door:
                 while self._holder is not None and not ticket.is_ready:
                     self._door.wait()
-                if ticket.deltas:
-                    return ticket.deltas.popleft()
-                if ticket.is_over:
-                    error, ticket.error = ticket.error, None
-                    if error is not None:
-                        raise error
-                    return None
-                self._holder = threading.get_ident()
-            try:
-                self._step()
-            finally:
-                self._leave()
+            with undisturbed():
+                with self._door:
+                    if ticket.deltas:
+                        return ticket.deltas.popleft()
+                    if ticket.is_over:
+                        error, ticket.error = ticket.error, None
+                        if error is not None:
+                            raise error
+                        return None
+                    if self._holder is not None:
+                        continue
+                    self._refuse_lost(ticket)
+                    self._holder = threading.get_ident()
+                try:
+                    self._step()
+                finally:
+                    self._leave()
 
     def cancel(self, ticket: Ticket) -> None:
         """Take a request out, in whatever state: what it held is free when this returns.
@@ -177,7 +182,7 @@ class Scheduler:
 
         What is held is given back now, or at the end of the step that is under way.
         """
-        with self._door:
+        with undisturbed(), self._door:
             ticket.deltas.clear()
             ticket.error = None
             if not ticket.is_queued:
@@ -197,14 +202,21 @@ class Scheduler:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Have the model and the pool alone, between steps."""
-        with self._door:
-            while self._holder is not None:
-                self._door.wait()
-            self._holder = threading.get_ident()
+        taken = False
         try:
+            while not taken:
+                with self._door:
+                    while self._holder is not None:
+                        self._door.wait()
+                with undisturbed(), self._door:
+                    if self._holder is None:
+                        self._holder = threading.get_ident()
+                        taken = True
             yield
         finally:
-            self._leave()
+            if taken:
+                with undisturbed():
+                    self._leave()
 
     def _leave(self) -> None:
         """Give the turn up, after taking out those that were cancelled meanwhile."""
@@ -305,8 +317,6 @@ class Scheduler:
     def _pieces(self, linking: Sequence[Ticket], n_decoding: int) -> dict[Ticket, int]:
         """How many tokens of each prompt go into this step."""
         limits = self.limits
-        if len(self._running) == len(linking) == 1 and not self._waiting:
-            return {linking[0]: limits.lone_factor * limits.batch_tokens}
         needs = [ticket.walk.n_left for ticket in linking if ticket.walk is not None]
         return dict(zip(linking, share(limits.batch_tokens - n_decoding, needs), strict=True))
 
@@ -315,7 +325,8 @@ class Scheduler:
     def _end(self, ticket: Ticket, error: BaseException | None) -> None:
         """Close a request that is over or failed; what it wrote can still be read."""
         if ticket.walk is not None:
-            self._running.remove(ticket)
+            if ticket in self._running:
+                self._running.remove(ticket)
             ticket.walk = None
             self._is_full = False
             try:
@@ -323,10 +334,16 @@ class Scheduler:
             except Exception as late:  # noqa: BLE001 - raised again in its reader
                 error = error or late
         else:
-            self._waiting.remove(ticket)
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
             self._is_full = False
         ticket.error = error
         ticket.is_over = True
+
+    def _refuse_lost(self, ticket: Ticket) -> None:
+        """A request that is nowhere would be waited for without end: it fails, and gives back what it holds."""
+        if ticket not in self._running and ticket not in self._waiting:
+            self._end(ticket, RuntimeError("the request was lost when a step was broken off"))
 
     def _take_out(self) -> None:
         while self._left:
@@ -335,6 +352,32 @@ class Scheduler:
                 self._end(ticket, None)
             ticket.deltas.clear()
             ticket.error = None
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold an interrupt (Ctrl-C) back until the end: what is half moved would be wrong for every reader.
+
+    Only the main thread is ever interrupted. A second interrupt is not held back.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if held:
+            before(number, frame)
+        held.append((number, frame))
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            before(*held[0])
 
 
 def share(budget: int, needs: Sequence[int]) -> list[int]:

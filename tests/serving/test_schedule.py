@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -160,12 +161,6 @@ def test_short_prompts_do_not_wait_behind_a_long_one(machine):
     assert scheduler.steps == 1
 
 
-def test_a_prompt_that_is_alone_goes_in_larger_pieces(machine):
-    scheduler = scheduler_of(machine, batch_tokens=16, lone_factor=4)
-    next(generation(scheduler, Work(Pages(9), n_link=100)))
-    assert [batch[0].link for batch in machine.batches] == [64, 36]
-
-
 @pytest.mark.parametrize(
     ("budget", "needs", "shares"),
     [
@@ -250,11 +245,38 @@ def test_a_reader_that_stops_reading_does_not_keep_its_pages_from_who_waits(mach
     assert len(list(slow)) == 19
 
 
+@pytest.mark.parametrize("where", ["run", "open", "close"])
+def test_an_interrupt_is_held_back_until_nothing_is_half_moved(machine, where):
+    """Whoever reads is interrupted, and loses nothing; the other's answer is what it would have been."""
+    pages = Pages(4)
+    scheduler = scheduler_of(machine)
+    other = generation(scheduler, Work(pages, n_tokens=5))
+    assert next(other) == "0"
+    interrupted = Work(pages, n_tokens=3 if where == "run" else 1)
+    target, name = (scheduler, "_run") if where == "run" else (interrupted, where)
+    right = getattr(target, name)
+
+    def press(*given):
+        setattr(target, name, right)
+        out = right(*given)
+        signal.raise_signal(signal.SIGINT)
+        return out
+
+    setattr(target, name, press)
+    mine = generation(scheduler, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(mine)
+    assert not scheduler._holder
+    assert "".join(mine) == "".join(map(str, range(interrupted.n_tokens)))
+    assert list(other) == ["1", "2", "3", "4"]
+    assert pages.free == 4
+
+
 @pytest.mark.parametrize("state", ["new", "waiting", "linking", "running", "over"])
 @pytest.mark.parametrize("how", ["close", "with", "forget"])
 def test_cancelling_in_any_state_gives_everything_back_at_once(machine, state, how):
     pages = Pages(3)
-    scheduler = scheduler_of(machine, batch_tokens=2, lone_factor=1)
+    scheduler = scheduler_of(machine, batch_tokens=2)
     other = generation(scheduler, Work(pages, n_tokens=50, needs=1, n_link=1))
     next(other)
     work = Work(pages, needs=3 if state == "waiting" else 2, n_link=20)

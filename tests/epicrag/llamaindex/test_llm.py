@@ -71,7 +71,7 @@ def test_the_last_response_carries_usage_and_receipt(llm):
     *_, last = llm.stream_chat(documents("one", "two"))
     for raw in (last.raw, llm.chat(documents("one", "two")).raw):
         assert raw["usage"] == {"prompt_tokens": 321, "completion_tokens": 5}
-        assert raw["receipt"]["policy"] == "legolink(16)+correct(0.25)"
+        assert raw["receipt"]["policy"] == "legolink(8)"
         assert raw["receipt"]["ms"]["first_token"] == 0.0
         assert (raw["segments"], raw["pieces_used"]) == (["one", "two"], 2)
         assert (raw["finish_reason"], raw["model"]) == ("stop", "told-lm")
@@ -245,4 +245,4 @@ def test_an_answer_without_a_word_still_has_its_receipt(llm, engine):
     assert response.message.content == ""
     assert response.raw["usage"]["prompt_tokens"] == 321
     (only,) = llm.stream_chat(ASKED)
-    assert only.raw["receipt"]["policy"] == "legolink(16)+correct(0.25)"
+    assert only.raw["receipt"]["policy"] == "legolink(8)"

@@ -47,7 +47,7 @@ def test_the_answer_cites_and_names_its_sources_and_its_cost(llm, nodes, chunks,
     assert [n.node.node_id for n in response.source_nodes] == [chunk.id for chunk in chunks]
     about = response.metadata
     assert (about["policy"], about["dropped"], about["cited"]) == (
-        "legolink(16)+correct(0.25)",
+        "legolink(8)",
         0,
         [1],
     )
