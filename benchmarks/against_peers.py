@@ -47,38 +47,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from epicrag.serving.engine import Engine
     from epicrag.serving.policies import Policy
-    from epicrag.serving.prompt import Piece, Prompt
+    from epicrag.serving.prompt import Prompt
 
 SCENES = ("cold", "again", "shuffled", "swapped")
 CONTEXT = 4096
-WORDS = [
-    "river",
-    "stone",
-    "market",
-    "window",
-    "garden",
-    "paper",
-    "engine",
-    "letter",
-    "winter",
-    "village",
-    "bridge",
-    "copper",
-    "harbour",
-    "field",
-    "signal",
-    "kitchen",
-    "mountain",
-    "ticket",
-    "forest",
-    "lantern",
-    "theatre",
-    "valley",
-    "orchard",
-    "wheel",
-    "station",
-    "feather",
-]
 QUESTION = "Which words stand beside the lantern?"
 
 
@@ -318,15 +290,16 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
 def main() -> None:
     given = _arguments()
     os.environ.setdefault("OMP_NUM_THREADS", str(given.threads))  # before torch is imported
+    from words import configured_model, random_piece
+
     from epicrag.config import load_config
     from epicrag.index.kvstore import KVStore
-    from epicrag.models import Models
     from epicrag.serving.engine import Engine
     from epicrag.serving.policies import parse_policy
     from epicrag.serving.prompt import Prompt
 
     config = load_config({})
-    folder = given.model or Models(config).ensure(config.model)
+    folder = given.model or configured_model()
     rng = random.Random(given.seed)
     with tempfile.TemporaryDirectory() as store:
         engine = Engine.load(
@@ -344,7 +317,7 @@ def main() -> None:
                 given.rounds + 1
             ):  # the first is not counted: code and pages are warm then
                 print(f"round {n} of {given.rounds}", file=sys.stderr)
-                pieces = [_piece(engine, given.chunk_tokens, rng) for _ in range(4)]
+                pieces = [random_piece(engine, given.chunk_tokens, rng) for _ in range(4)]
                 began = time.perf_counter()
                 for _ in engine.compile(pieces):
                     pass
@@ -435,16 +408,6 @@ def _packaged_gguf() -> Path | None:
 
     found = [row.package.path() for row in REGISTRY if row.name == "smollm2-135m" and row.package]
     return found[0] if found else None
-
-
-def _piece(engine: Engine, n_tokens: int, rng: random.Random) -> Piece:
-    """Random words, as near to `n_tokens` tokens as words allow, never above."""
-    from epicrag.serving.prompt import Piece
-
-    words = [rng.choice(WORDS) for _ in range(n_tokens)]
-    while engine.tokenizer.count(" ".join(words)) > n_tokens:
-        words.pop()
-    return Piece(" ".join(words))
 
 
 def _question(engine: Engine, prompt: Prompt) -> Question:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_ttft import configured_model, make_piece
+from words import configured_model, random_piece
 
 from epicrag.serving.engine import Engine
 from epicrag.serving.link import run
@@ -96,10 +96,10 @@ def prompts_of(served: Engine, size: int, n: int, rng: random.Random) -> list[Pr
     around = 45
     if size < CHUNK:
         return [
-            Prompt("Which word?", (make_piece(served, max(4, size - around), rng),))
+            Prompt("Which word?", (random_piece(served, max(4, size - around), rng),))
             for _ in range(n)
         ]
-    pieces = [make_piece(served, CHUNK, rng) for _ in range(size // CHUNK)]
+    pieces = [random_piece(served, CHUNK, rng) for _ in range(size // CHUNK)]
     return [Prompt("Which word?", tuple(rng.sample(pieces, len(pieces)))) for _ in range(n)]
 
 
