@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from epicrag.pipeline import Pipeline
     from epicrag.serving.engine import Engine
     from epicrag.serving.prompt import Piece, Prompt
+    from epicrag.types import Hit
 
 ALWAYS = ("full", "prefix")
 """What every run measures: the reference, and what prefix caching makes of the same prompts."""
@@ -284,12 +285,20 @@ def variants_of(names: Sequence[str], mode: str) -> list[Variant]:
 
 
 def _shuffled(pipeline: Pipeline, draws: Sequence[Draw], runs: int, seed: int) -> list[Prompt]:
+    """Each draw in as many orders, none twice while there are others: prefix caching would know it whole."""
     rng = random.Random(seed)
-    return [
-        pipeline.prompt(drawn.question, rng.sample(drawn.hits, len(drawn.hits)))
-        for _ in range(runs)
-        for drawn in draws
-    ]
+    prompts = []
+    seen: list[set[tuple[Hit, ...]]] = [set() for _ in draws]
+    for _ in range(runs):
+        for drawn, orders in zip(draws, seen, strict=True):
+            if len(orders) == math.factorial(len(drawn.hits)):
+                orders.clear()
+            order = tuple(rng.sample(drawn.hits, len(drawn.hits)))
+            while order in orders:
+                order = tuple(rng.sample(drawn.hits, len(drawn.hits)))
+            orders.add(order)
+            prompts.append(pipeline.prompt(drawn.question, order))
+    return prompts
 
 
 def _refuse_too_long(engine: Engine, prompts: Sequence[Prompt], options: Options) -> None:
@@ -318,7 +327,7 @@ def _begin(state: _Run, progress: Progress) -> _Costs:
     each = sum(costs.measure(variant) for variant in state.variants)
     load = sum(costs.under_load(variant, options.concurrency) for variant in state.variants)
     seconds = costs.prefill + n_points * each + len(state.draws) * modes * costs.compiling + load
-    points = f"{_count(n_points, 'prompt')} under {len(state.variants)} policies"
+    points = f"{_count(n_points, 'shuffled prompt')} under {len(state.variants)} policies"
     note = f"{points}: about {_minutes(seconds)}; Ctrl-C prints what is measured by then"
     progress(Event("note", message=note))
     state.clock.plan(seconds)

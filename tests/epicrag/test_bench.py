@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from epicrag.bench import QUICK, Options, _Clock, percentile, run, split_names, variants_of
+from epicrag.bench import (
+    QUICK,
+    Options,
+    _Clock,
+    _shuffled,
+    percentile,
+    run,
+    split_names,
+    variants_of,
+)
 from epicrag.draw import Size, draw, topic
 from epicrag.errors import UsageError
 from epicrag.pipeline import Pipeline
@@ -191,6 +200,15 @@ def test_prompts_longer_than_the_window_are_refused(opened):
     items = [Item("q?", documents=tuple(Passage(str(n), f"{n} words " * 40) for n in range(30)))]
     with pytest.raises(UsageError, match="window"):
         run(opened, items, replace(SMALL, size=Size(tokens=5000)))
+
+
+def test_no_order_of_a_prompt_comes_twice_while_there_are_others(opened):
+    draws = draw(opened, [], 2, Size(200, 2), 0)
+    for seed in range(4):
+        prompts = _shuffled(opened, draws, 4, seed)
+        for first in (0, 1):
+            orders = [prompt.pieces for prompt in prompts[first::2]]
+            assert len(set(orders[:2])) == len(set(orders[2:])) == 2
 
 
 def test_a_prompt_that_holds_no_passage_is_refused(opened):
