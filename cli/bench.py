@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from epicrag.cli.common import INTERRUPTED, Common, path
-from epicrag.cli.output import SCHEMA_VERSION, Output, table
+from epicrag.cli.output import SCHEMA_VERSION, Output, count, table
 from epicrag.cli.progress import reporter
 from epicrag.cli.scratch import scratch
 from epicrag.errors import UsageError
@@ -55,10 +56,12 @@ def bench(
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option("--concurrency", min=0, help="Requests side by side; 0 leaves it out."),
+        typer.Option("--concurrency", min=0, help="Requests side by side; 0 leaves them out."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="The same draws the same prompts.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="A small run, for a first look.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One small prompt, five policies: a first look.")
+    ] = False,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", help="Draw quality against cost.", metavar="FILE", parser=path),
@@ -116,7 +119,8 @@ def bench(
 
 
 def _sized(options: Options, tokens: int | None, chunks: int | None) -> Options:
-    size = replace(options.size, chunks=chunks, tokens=tokens or options.size.tokens)
+    own = options.size
+    size = replace(own, chunks=chunks or own.chunks, tokens=tokens or own.tokens)
     return replace(options, size=size)
 
 
@@ -145,6 +149,7 @@ def report_json(report: Report) -> dict[str, object]:
         "rows": [asdict(row) for row in report.rows],
         "setup": report.setup,
         "interrupted": report.interrupted,
+        "not_reached": report.not_reached,
     }
 
 
@@ -152,17 +157,27 @@ def _show(out: Output, report: Report) -> None:
     if out.is_machine:
         out.object(report_json(report))
         return
-    for line in (*setup_lines(report), "", *speed_table(report.rows), "", *cost_table(report.rows)):
+    for line in setup_lines(report):
         out.text(line)
-    out.note("\n" + "\n".join(LEGEND))
+    if report.rows:
+        for line in ("", *speed_table(report.rows), "", *cost_table(report.rows)):
+            out.text(line)
+        out.note("\n" + "\n".join(LEGEND))
+    if report.not_reached:
+        planned = report.setup["planned_policies"]
+        names = ", ".join(report.not_reached)
+        out.note(f"not reached, of {planned} policies: {names}")
     refused = sum(row.refused_requests for row in report.rows)
     if refused:
         out.note(f"note: {refused} requests under load were refused for want of KV memory")
 
 
+FEW = 4
+"""Prompts below which a 95th percentile, or a worst tenth, says nothing that the median does not."""
 LEGEND = (
+    f"n: measurements, one a prompt and order. p95 and worst: from {FEW} on; of few they are the worst.",
     "TTFT: wall time to the first token, chunks in memory; load: bringing them there from disk, once.",
-    "req/s: requests side by side. pays after: uses of a passage from which on compiling it has paid.",
+    "req/s: requests side by side. pays at: the use of a passage at which compiling it has paid.",
     "reused: of what prefix caching had to compute. charged: share of the context computed again.",
     "KL to full prefill per answer token, in nats; worst: mean of the worst tenth of the prompts.",
 )
@@ -172,34 +187,57 @@ def setup_lines(report: Report) -> list[str]:
     """On what it was measured."""
     s = report.setup
     source = "documents of the question file" if s["index"] is None else f"index {s['index']}"
-    asked = f"{s['questions']} questions" if s["questions"] else "random passages"
+    asked = (
+        f"a file of {count(int(s['questions']), 'question')}"
+        if s["questions"]
+        else "random passages"
+    )
     machine = f"{s['processor']}, {s['cores']} cores, {s['threads']} threads, {s['system']}"
-    prompts = f"{s['prompts']} prompts x {s['runs']} orders, {report.prompt_tokens:,} tokens"
-    passages = f"{s['chunks_per_prompt']:g} passages of {s['chunk_tokens']}; seed {s['seed']}"
+    prompts, runs = _of(s, "prompts", "prompt"), _of(s, "runs", "order")
+    size = f": {s['chunks_per_prompt']:g} passages of {s['chunk_tokens']}" if report.rows else ""
+    tokens = "" if report.prompt_tokens is None else f", {report.prompt_tokens:,} tokens"
+    measured = f"{prompts} x {runs}{tokens}{size}; seed {s['seed']}"
     forced = f"forced for KL: {s['forced']}, {s['answer_tokens']} tokens at most"
     versions = f"epicrag {s['epicrag']}, torch {s['torch']}, transformers {s['transformers']}"
     return [
         f"{s['model']} ({s['fingerprint']}), {s['dtype']} on {s['device']}: {machine}",
-        f"{source}, {asked}; {prompts}: {passages}",
+        f"{source}, {asked}; {measured}",
         f"{forced}; {s['concurrency']} requests side by side; {versions}, Python {s['python']}",
     ]
 
 
+def _of(setup: dict[str, Any], name: str, word: str) -> str:
+    """ "4 prompts", or "1 of 4 prompts" where an interrupt left the others unmeasured."""
+    done, planned = setup[name], setup[f"planned_{name}"]
+    return count(planned, word) if done == planned else f"{done} of {count(planned, word)}"
+
+
 def speed_table(rows: Sequence[Row]) -> list[str]:
-    head = ("policy", "compiled", "TTFT ms", "p95", "vs full", "load ms", "decode tok/s", "req/s")
+    head = (
+        "policy",
+        "compiled",
+        "n",
+        "TTFT ms",
+        "p95",
+        "vs full",
+        "load ms",
+        "decode tok/s",
+        "req/s",
+    )
     return table(
-        (*head, "pays after"),
+        (*head, "pays at"),
         [
             (
                 row.policy,
                 row.compile or "-",
+                str(row.points),
                 f"{row.ttft_ms.median:,.0f}",
-                f"{row.ttft_ms.p95:,.0f}",
+                _number(row.ttft_ms.p95 if row.points >= FEW else None, "{:,.0f}"),
                 _number(row.speedup, "{:.1f}x"),
                 _number(row.load_ms, "{:,.1f}"),
                 _number(row.decode_tokens_per_s, "{:.1f}"),
                 _number(row.requests_per_s, "{:.2f}"),
-                _number(row.break_even, "{:.1f}"),
+                pays_at(row.break_even),
             )
             for row in rows
         ],
@@ -207,24 +245,34 @@ def speed_table(rows: Sequence[Row]) -> list[str]:
 
 
 def cost_table(rows: Sequence[Row]) -> list[str]:
-    head = ("policy", "compiled", "reused", "recomputed", "charged")
+    head = ("policy", "compiled", "n", "reused", "recomputed", "charged")
     return table(
         (*head, "KL mean", "median", "worst", "top-1"),
         [
             (
                 row.policy,
                 row.compile or "-",
+                str(row.points),
                 _number(row.non_prefix_hit_rate, "{:.1%}"),
                 f"{row.recomputed_tokens:,.0f}",
                 f"{row.charged_share:.1%}",
                 _number(row.kl, "{:.4f}"),
                 _number(row.kl_median, "{:.4f}"),
-                _number(row.kl_worst_decile, "{:.3f}"),
+                _number(row.kl_worst_decile if row.points >= FEW else None, "{:.3f}"),
                 _number(row.top1, "{:.1%}"),
             )
             for row in rows
         ],
     )
+
+
+def pays_at(uses: float | None) -> str:
+    """The use at which it has paid, counted from one: "1st use" for half a use."""
+    if uses is None:
+        return "-"
+    n = max(1, ceil(uses))
+    ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n:,}{ending} use"
 
 
 def _number(value: float | None, form: str) -> str:

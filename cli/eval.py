@@ -22,10 +22,14 @@ NAMES = {
     "em": "EM",
     "f1": "F1",
     "rouge_l": "ROUGE-L",
+    "contains": "contains",
     "citation": "citation",
     "source": "source",
     "abstention": "abstention",
 }
+
+FEW = 20
+"""Questions below which bootstrap intervals are too narrow, or as wide as all there is."""
 
 
 def evaluate(
@@ -33,7 +37,8 @@ def evaluate(
     gold: Annotated[
         Path,
         typer.Argument(
-            help='JSON lines of {"question", "answers", "path", "answerable", "documents"}.',
+            help='JSON lines of {"question", "answers", "path", "answerable", "documents"}; '
+            '"answer": "…" is "answers": ["…"].',
             metavar="GOLD",
             parser=path,
         ),
@@ -58,7 +63,7 @@ def evaluate(
     ] = None,
     fail_under: Annotated[
         str | None,
-        typer.Option("--fail-under", help="Exit 11 where reuse scores less: F1=0.4,EM=0.1 …"),
+        typer.Option("--fail-under", help="Exit 11 where reuse scores less: F1=0.4,contains=0.6 …"),
     ] = None,
     show_worst: Annotated[
         int, typer.Option("--show-worst", min=0, help="Print the answers with the least F1.")
@@ -125,10 +130,27 @@ def result_json(result: Result) -> dict[str, object]:
         "scores": columns,
         "setup": result.setup,
         "interrupted": result.interrupted,
+        "unknown_paths": [
+            {"line": item.line, "question": item.question, "paths": item.paths}
+            for item in result.unknown
+        ],
     }
 
 
 def _show(out: Output, result: Result, gold: Path, worst: int) -> None:
+    _show_result(out, result, gold, worst)
+    n, unknown = len(result.pairs), len(result.unknown)
+    if unknown:
+        verb = "names" if unknown == 1 else "name"
+        out.note(
+            f"note: {count(unknown, 'line')} {verb} no document that is there: "
+            "left out of citation and source"
+        )
+    if n < FEW:
+        out.note(f"note: {count(n, 'question')}: with fewer than {FEW}, the intervals say little")
+
+
+def _show_result(out: Output, result: Result, gold: Path, worst: int) -> None:
     if out.is_machine:
         out.object(result_json(result))
         return

@@ -20,7 +20,7 @@ _NAMES = {
     "embed": "passages of this file",
     "kv": "KV tokens",
     "bench": "measurements",
-    "eval": "answers",
+    "eval": "questions",
 }
 
 
@@ -65,6 +65,8 @@ class Lines:
     def __call__(self, event: Event) -> None:
         if event.stage == "note":
             self._out.note(f"note: {event.message}")
+        elif event.stage == "doing":
+            self._out.note(f"{event.message} …")
         elif event.report is not None:
             if self._out.jsonl:
                 self._out.object(asdict(event.report))
@@ -72,8 +74,9 @@ class Lines:
                 self._out.note(file_line(event.report))
         elif time.monotonic() - self._said >= LINE_SECONDS or event.done == event.total:
             self._said = time.monotonic()
+            doing = f"; {event.message}" if event.message else ""
             self._out.note(
-                f"{_NAMES[event.stage]}: {event.done:,} of {event.total:,}{_pace(event)}"
+                f"{_NAMES[event.stage]}: {event.done:,} of {event.total:,}{_pace(event)}{doing}"
             )
 
 
@@ -96,12 +99,15 @@ class Bars:
         if event.stage == "note":
             self._print(f"note: {event.message}")
             return
+        if event.stage == "doing":
+            self._print(f"{event.message} …")
+            return
         if event.report is not None and _is_said(event.report, self._out):
             self._print(file_line(event.report))
         name = _NAMES[event.stage]
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=event.total, pace="")
-        pace = _pace(event).removeprefix(", ")
+        pace = "; ".join(filter(None, (_pace(event).removeprefix(", "), event.message)))
         self._bars.update(self._tasks[name], completed=event.done, total=event.total, pace=pace)
 
     def _print(self, line: str) -> None:
@@ -116,7 +122,7 @@ def _bars(out: Output) -> Progress:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[pace]}"),
+        TextColumn("{task.fields[pace]}", markup=False),
         console=Console(stderr=True, no_color=out.no_color or None),
         transient=True,
     )
@@ -124,8 +130,10 @@ def _bars(out: Output) -> Progress:
 
 def _pace(event: Event) -> str:
     """Return ", 1,200 tokens/s, 12 s left", as far as it can be told."""
-    if not event.done or event.seconds <= 0:
-        return ""
-    left = (event.total - event.done) * event.seconds / event.done
+    left = event.left
+    if left is None:
+        if not event.done or event.seconds <= 0:
+            return ""
+        left = (event.total - event.done) * event.seconds / event.done
     rate = f", {event.computed / event.seconds:,.0f} tokens/s" if event.computed else ""
     return rate + (f", {duration(left)} left" if event.done < event.total else "")

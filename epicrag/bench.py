@@ -10,7 +10,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
 
     from epicrag.pipeline import Pipeline
     from epicrag.serving.engine import Engine
-    from epicrag.serving.prompt import Prompt
+    from epicrag.serving.prompt import Piece, Prompt
+    from epicrag.types import Hit
 
 ALWAYS = ("full", "prefix")
 """What every run measures: the reference, and what prefix caching makes of the same prompts."""
 USUAL = ("none@isolated", "legolink(16)@isolated", "none", "legolink(16)")
-"""What it measures besides, unless told otherwise; the configured policy comes last."""
+"""What it measures besides, unless told otherwise; the configured policy comes before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,9 @@ class Options:
     """How much is measured."""
 
     policies: tuple[str, ...] = ()
-    """Policies, each with `@mode` where it is not to be the configured compile mode; () for the usual."""
+    """Policies, each with `@mode` where it is not to be the configured compile mode; () for the configured
+    policy and the `usual`."""
+    usual: tuple[str, ...] = USUAL
     prompts: int = 4
     runs: int = 1
     """Times that each prompt is measured, in a new order each time."""
@@ -59,7 +62,14 @@ class Options:
     seed: int = 0
 
 
-QUICK = Options(prompts=2, size=Size(tokens=1000), answer_tokens=12, concurrency=4)
+QUICK = Options(
+    usual=("none", "legolink(16)"),
+    prompts=1,
+    runs=2,
+    size=Size(tokens=900, chunks=3),
+    answer_tokens=6,
+    concurrency=0,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +118,12 @@ class Row:
 class Report:
     rows: tuple[Row, ...]
     setup: dict[str, str | int | float | None]
-    """On what it was measured."""
-    prompt_tokens: int
-    """Median over the prompts."""
+    """On what it was measured; `prompts` and `runs` are those that were, beside those that were planned."""
+    prompt_tokens: int | None
+    """Median over the prompts measured; None before the first."""
     interrupted: bool = False
+    not_reached: tuple[str, ...] = ()
+    """Policies, with their `@mode`, that an interrupt left no time for."""
 
 
 @dataclass(slots=True)
@@ -133,6 +145,64 @@ class _Compiled:
 
 
 @dataclass(slots=True)
+class _Clock:
+    """Says what is done, and how long the rest takes: as it was estimated, times how wrong that has been."""
+
+    progress: Progress
+    total: int
+    """Measurements."""
+    begun: float = field(default_factory=time.monotonic)
+    done: int = 0
+    planned: float = 0.0
+    """Seconds that all takes by the first estimate."""
+    spent: float = 0.0
+    """Of those, what is behind us."""
+
+    def plan(self, seconds: float) -> None:
+        self.planned, self.spent, self.begun = seconds, 0.0, time.monotonic()
+
+    @property
+    def left(self) -> float:
+        trust = self.planned / 10  # what is done of it weighs little in the beginning
+        wrong = (time.monotonic() - self.begun + trust) / (self.spent + trust) if trust else 1.0
+        return max(0.0, self.planned - self.spent) * wrong
+
+    def begin(self, message: str) -> None:
+        seconds = time.monotonic() - self.begun
+        self.progress(
+            Event("bench", self.done, self.total, seconds=seconds, message=message, left=self.left)
+        )
+
+    def end(self, cost: float, measured: int = 0) -> None:
+        self.spent += cost
+        self.done += measured
+        if self.done == self.total:
+            self.begin("")
+
+
+@dataclass(slots=True)
+class _Costs:
+    """What each step is expected to take, in seconds, by a small measurement."""
+
+    prefill: float = 0.0
+    answer: float = 0.0
+    """All tokens but the first."""
+
+    def measure(self, variant: Variant) -> float:
+        """One answer, and its forcing: after prefix caching, the prompt is known to the latter."""
+        prefills = 0.4 if variant.stitches else 2 if variant.name == "full" else 1
+        return self.prefill * prefills + self.answer
+
+    def under_load(self, variant: Variant, n_requests: int) -> float:
+        return n_requests * (self.prefill * (0.25 if variant.stitches else 1) + self.answer / 2)
+
+    @property
+    def compiling(self) -> float:
+        """The chunks of a prompt in one mode."""
+        return self.prefill * 1.5
+
+
+@dataclass(slots=True)
 class _Run:
     """A bench under way."""
 
@@ -144,7 +214,7 @@ class _Run:
     options: Options
     measured: dict[Variant, _Measured]
     compiled: dict[str, _Compiled]
-    tick: Callable[[int], None]
+    clock: _Clock
 
 
 def run(
@@ -160,9 +230,11 @@ def run(
     """
     options = options or Options()
     variants = variants_of(
-        options.policies or (*USUAL, pipeline.config.link_policy), pipeline.config.compile
+        options.policies or (pipeline.config.link_policy, *options.usual), pipeline.config.compile
     )
+    progress(Event("doing", message="drawing the prompts"))
     draws = draw(pipeline, items, options.prompts, options.size, options.seed)
+    progress(Event("doing", message=f"loading the model {pipeline.config.model}"))
     engine = pipeline.engine
     if engine.refusal:
         raise UsageError(f"there is nothing to compare: {engine.refusal}", "try another --model")
@@ -176,14 +248,13 @@ def run(
         options,
         measured={variant: _Measured() for variant in variants},
         compiled={variant.mode: _Compiled() for variant in variants if variant.stitches},
-        tick=lambda steps: None,
+        clock=_Clock(progress, len(variants) * (len(prompts) + bool(options.concurrency))),
     )
     interrupted = False
     try:
-        _begin(state, progress)
-        _compile(state)
-        _measure(state)
-        _under_load(state)
+        costs = _begin(state, progress)
+        _measure(state, costs)
+        _under_load(state, costs)
     except KeyboardInterrupt:
         interrupted = True
     return _report(pipeline, state, items, interrupted)
@@ -214,12 +285,20 @@ def variants_of(names: Sequence[str], mode: str) -> list[Variant]:
 
 
 def _shuffled(pipeline: Pipeline, draws: Sequence[Draw], runs: int, seed: int) -> list[Prompt]:
+    """Each draw in as many orders, none twice while there are others: prefix caching would know it whole."""
     rng = random.Random(seed)
-    return [
-        pipeline.prompt(drawn.question, rng.sample(drawn.hits, len(drawn.hits)))
-        for _ in range(runs)
-        for drawn in draws
-    ]
+    prompts = []
+    seen: list[set[tuple[Hit, ...]]] = [set() for _ in draws]
+    for _ in range(runs):
+        for drawn, orders in zip(draws, seen, strict=True):
+            if len(orders) == math.factorial(len(drawn.hits)):
+                orders.clear()
+            order = tuple(rng.sample(drawn.hits, len(drawn.hits)))
+            while order in orders:
+                order = tuple(rng.sample(drawn.hits, len(drawn.hits)))
+            orders.add(order)
+            prompts.append(pipeline.prompt(drawn.question, order))
+    return prompts
 
 
 def _refuse_too_long(engine: Engine, prompts: Sequence[Prompt], options: Options) -> None:
@@ -235,75 +314,89 @@ def _refuse_too_long(engine: Engine, prompts: Sequence[Prompt], options: Options
 # --- the run -------------------------------------------------------------------------------------
 
 
-def _begin(state: _Run, progress: Progress) -> None:
-    """Touch every page of the model with one full prefill, and say from its time how long all will take."""
-    first, full = state.prompts[0], state.variants[0]
-    timed(state.engine, replace(first, pieces=()), full, 2)  # what is loaded at first use
-    begun = time.perf_counter()
-    timed(state.engine, first, full, 1)
-    prefill = time.perf_counter() - begun
-    n_points, n_requests = len(state.prompts), state.options.concurrency
-    computing = sum(not variant.stitches for variant in state.variants)
-    stitching = len(state.variants) - computing
-    seconds = prefill * (
-        n_points * (computing + 1 + 0.4 * stitching)
-        + n_requests * (computing + 0.25 * stitching)
-        + len(state.draws) * 1.5 * len(state.compiled)
-    )
-    points = f"{n_points} prompts under {len(state.variants)} policies"
+def _begin(state: _Run, progress: Progress) -> _Costs:
+    """Say by a small prefill how long all will take, and touch every page of the model with a full one."""
+    first, full, engine = state.prompts[0], state.variants[0], state.engine
+    progress(Event("doing", message="a first small measurement"))
+    timed(engine, replace(first, pieces=()), full, 2)  # what is loaded at first use
+    small = timed(engine, replace(first, pieces=first.pieces[:1]), full, 3)
+    options, n_points, modes = state.options, len(state.prompts), len(state.compiled)
+    ratio = engine.lay_out(first, options.answer_tokens).n_tokens / small.prompt_tokens
+    per_token = small.decode_ms / 1000 / max(1, small.decode_tokens)
+    costs = _Costs(small.first_token_ms / 1000 * ratio, per_token * (options.answer_tokens - 1))
+    each = sum(costs.measure(variant) for variant in state.variants)
+    load = sum(costs.under_load(variant, options.concurrency) for variant in state.variants)
+    seconds = costs.prefill + n_points * each + len(state.draws) * modes * costs.compiling + load
+    points = f"{_count(n_points, 'shuffled prompt')} under {len(state.variants)} policies"
     note = f"{points}: about {_minutes(seconds)}; Ctrl-C prints what is measured by then"
     progress(Event("note", message=note))
-    total = len(state.compiled) + n_points * len(state.variants) + n_requests * len(state.variants)
-    start = time.monotonic()
-    done = 0
+    state.clock.plan(seconds)
+    state.clock.begin("a full prefill that does not count")
+    timed(engine, first, full, 1)
+    state.clock.end(costs.prefill)
+    return costs
 
-    def tick(steps: int) -> None:
-        nonlocal done
-        done += steps
-        progress(Event("bench", done, total, seconds=time.monotonic() - start))
 
-    state.tick = tick
+def _count(n: int, word: str) -> str:
+    return f"{n} {word}" if n == 1 else f"{n} {word}s"
 
 
 def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
-def _compile(state: _Run) -> None:
-    """Compile the chunks of all prompts in each mode, and bring them into memory once, by the clock."""
-    pieces = list(dict.fromkeys(piece for prompt in state.prompts for piece in prompt.pieces))
-    for mode, compiled in state.compiled.items():
+def _compile(state: _Run, pieces: Sequence[Piece], mode: str, where: str) -> None:
+    """Compile the chunks of a prompt in a mode, by the clock: those of the prompts before are there."""
+    compiled = state.compiled[mode]
+    done = state.engine.compile(pieces, mode)
+    for number in range(1, len(pieces) + 1):
+        state.clock.begin(f"{where}: compiling chunk {number} of {len(pieces)}, {mode}")
         begun = time.perf_counter()
-        for _, _, n_tokens in state.engine.compile(pieces, mode):
-            compiled.tokens += n_tokens
-            compiled.ms = (time.perf_counter() - begun) * 1000
-        state.tick(1)
+        item = next(done, None)
+        if item is None:
+            return
+        if item[2]:
+            compiled.tokens += item[2]
+            compiled.ms += (time.perf_counter() - begun) * 1000
 
 
-def _measure(state: _Run) -> None:
-    """Measure the prompts one by one, each under all policies before the next."""
+def _measure(state: _Run, costs: _Costs) -> None:
+    """Measure the prompts one by one, each under all policies before the next.
+
+    A mode's chunks are compiled when the first policy needs them: an early end leaves whole rows.
+    """
     n_tokens = state.options.answer_tokens
     for number, prompt in enumerate(state.prompts):
         drawn = state.draws[number % len(state.draws)]
+        where = f"prompt {number + 1} of {len(state.prompts)}"
         gold = state.engine.tokenizer.ids(drawn.answer)[:n_tokens] if drawn.answer else None
         answer: Sequence[int] = ()
         want: Tensor | None = None
         for variant in state.variants:
             measured = state.measured[variant]
             if variant.stitches:
-                state.compiled[variant.mode].load_ms.setdefault(
-                    number, load(state.engine, prompt, variant)
-                )
+                load_ms = state.compiled[variant.mode].load_ms
+                if number < len(state.draws) and number not in load_ms:
+                    _compile(state, prompt.pieces, variant.mode, where)
+                    state.clock.end(costs.compiling)
+                if number not in load_ms:
+                    load_ms[number] = load(state.engine, prompt, variant)
+            state.clock.begin(f"{where}: measuring {named(variant)}")
             measured.timed[number] = found = timed(state.engine, prompt, variant, n_tokens)
             # The first variant is full prefill: its own answer is the measure, unless there is a right one.
             answer = answer or gold or found.token_ids
             got = forced(state.engine, prompt, variant, answer)
             want = got if want is None else want
             measured.fidelity[number] = divergence(want, got)
-            state.tick(1)
+            state.clock.end(costs.measure(variant), measured=1)
 
 
-def _under_load(state: _Run) -> None:
+def named(variant: Variant) -> str:
+    """A policy with its mode, as `--policies` takes it."""
+    return f"{variant.name}@{variant.mode}" if variant.stitches else variant.name
+
+
+def _under_load(state: _Run, costs: _Costs) -> None:
     """Ask side by side, the passages of each prompt in a new order."""
     threads = state.options.concurrency
     if not threads:
@@ -315,10 +408,11 @@ def _under_load(state: _Run) -> None:
         order = tuple(rng.sample(prompt.pieces, len(prompt.pieces)))
         prompts.append(replace(prompt, pieces=order))
     for variant in state.variants:
+        state.clock.begin(f"{_count(threads, 'request')} side by side: {named(variant)}")
         state.measured[variant].load = side_by_side(
             state.engine, prompts, variant, state.options.answer_tokens, threads
         )
-        state.tick(threads)
+        state.clock.end(costs.under_load(variant, threads), measured=1)
 
 
 # --- what came out -------------------------------------------------------------------------------
@@ -326,25 +420,30 @@ def _under_load(state: _Run) -> None:
 
 def _report(pipeline: Pipeline, state: _Run, items: Sequence[Item], interrupted: bool) -> Report:
     rows = [_row(state, variant) for variant in state.variants if state.measured[variant].timed]
-    chunk_tokens = [hit.chunk.n_tokens for drawn in state.draws for hit in drawn.hits]
-    chunks = [float(len(drawn.hits)) for drawn in state.draws]
+    n_points, n_draws = len(state.measured[state.variants[0]].timed), len(state.draws)
+    seen = state.draws[:n_points]
+    chunk_tokens = _median([float(hit.chunk.n_tokens) for drawn in seen for hit in drawn.hits])
     known = [one.prompt_tokens for one in state.measured[state.variants[0]].timed.values()]
-    gold = sum(drawn.answer is not None for drawn in state.draws)
+    has_answers = all(drawn.answer is not None for drawn in state.draws)
     setup: dict[str, str | int | float | None] = {
         **describe(state.engine),
         "index": None if any(item.documents for item in items) else str(pipeline.config.index),
         "questions": len(items) or None,
-        "prompts": len(state.draws),
-        "runs": state.options.runs,
-        "chunks_per_prompt": median(chunks),
-        "chunk_tokens": round(median([float(n) for n in chunk_tokens])),
+        "prompts": len(seen),
+        "runs": math.ceil(n_points / n_draws),
+        "planned_prompts": n_draws,
+        "planned_runs": state.options.runs,
+        "planned_policies": len(state.variants),
+        "chunks_per_prompt": _median([float(len(drawn.hits)) for drawn in seen]),
+        "chunk_tokens": None if chunk_tokens is None else round(chunk_tokens),
         "answer_tokens": state.options.answer_tokens,
-        "forced": "the right answer" if gold == len(state.draws) else "what full prefill writes",
+        "forced": "the right answer" if has_answers else "what full prefill writes",
         "concurrency": state.options.concurrency,
         "seed": state.options.seed,
     }
-    prompt_tokens = round(median([float(n) for n in known])) if known else 0
-    return Report(tuple(rows), setup, prompt_tokens, interrupted)
+    prompt_tokens = round(median([float(n) for n in known])) if known else None
+    left = [named(each) for each in state.variants if not state.measured[each].timed]
+    return Report(tuple(rows), setup, prompt_tokens, interrupted, tuple(left))
 
 
 def _row(state: _Run, variant: Variant) -> Row:

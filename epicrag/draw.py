@@ -67,7 +67,7 @@ def _asked(pipeline: Pipeline, item: Item, size: Size) -> Draw:
     fitting = tuple(_fitting(hits, size))
     if not fitting:
         raise UsageError(
-            f"no passage for {item.question!r} has {size.tokens} tokens or fewer",
+            f"{item.where}: no passage for {item.question!r} has {size.tokens} tokens or fewer",
             "raise --prompt-tokens",
         )
     return Draw(item.question, fitting, item.answers[0] if item.answers else None)
@@ -118,10 +118,16 @@ def documents_of(item: Item, counter: TokenCounter, chunk_tokens: int) -> list[H
     return list(once.values())
 
 
+def passage_name(passage: Passage, number: int) -> str:
+    """What the `number`th document of an item is called in place of a path."""
+    return passage.title or f"document {number}"
+
+
 def _chunks(passage: Passage, number: int, counter: TokenCounter, chunk_tokens: int) -> list[Chunk]:
     from epicrag.connectors.split import split
 
     digest = hashlib.sha256(passage.text.encode("utf-8", "surrogatepass")).hexdigest()
-    name = passage.title or f"document {number}"
-    document = Document(name, passage.text, digest, title=passage.title or None)
+    document = Document(
+        passage_name(passage, number), passage.text, digest, title=passage.title or None
+    )
     return split(document, counter, chunk_tokens=chunk_tokens)

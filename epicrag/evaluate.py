@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from epicrag.draw import documents_of
+from epicrag.draw import documents_of, passage_name
 from epicrag.errors import UsageError
 from epicrag.ingest import Event, Progress
 from epicrag.machine import describe
 from epicrag.questions import Item
-from epicrag.scores import Mean, exact_match, f1, holds, mean_of, rouge_l, without_citations
+from epicrag.scores import Mean, contains, exact_match, f1, holds, mean_of, rouge_l
 
 if TYPE_CHECKING:
     from epicrag.pipeline import Pipeline
     from epicrag.types import Answer, Hit
 
-METRICS = ("em", "f1", "rouge_l", "citation", "source", "abstention")
-"""Exact match, F1 and ROUGE-L of the text; whether a cited passage, or any that was read, is a right one;
+METRICS = ("em", "f1", "rouge_l", "contains", "citation", "source", "abstention")
+"""Exact match, F1 and ROUGE-L of the text; whether a right answer stands in it; whether a cited passage, or any that was read, is a right one;
 whether it was right to answer, or to abstain."""
 REFERENCE = "full"
+NOTES = 5
+"""Lines that are named one by one, where many have the same fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Result:
     columns: dict[str, Column | None] = field(default_factory=dict)
     setup: dict[str, str | int] = field(default_factory=dict)
     interrupted: bool = False
+    unknown: tuple[Item, ...] = ()
+    """Of the questions asked, those whose documents are unknown: not scored for citation and source."""
 
     def below(self, least: dict[str, float]) -> dict[str, float]:
         """Metrics whose mean with reuse is less than it must be, or that nothing was judged by (NaN)."""
@@ -77,7 +81,7 @@ def check_items(items: Sequence[Item]) -> None:
     for item in items:
         if item.answerable and not item.answers:
             raise UsageError(
-                f"line {item.line}: no answers to {item.question!r}",
+                f"{item.where}: no answers to {item.question!r}",
                 'add "answers": ["…"], or "answerable": false',
             )
 
@@ -114,22 +118,68 @@ def evaluate(
     from epicrag.serving.policies import parse_policy
 
     check_items(items)
+    unknown = _unknown(pipeline, items, progress)
     pairs: list[Pair] = []
     interrupted = False
+    progress(Event("doing", message=f"loading the model {pipeline.config.model}"))
+    _ = pipeline.engine
+    progress(Event("doing", message=f"question 1 of {len(items)}, with reuse and without"))
     begun = time.monotonic()
     try:
-        for item in items:
-            pairs.append(_pair(pipeline, item))
+        for number, item in enumerate(items, 1):
+            pairs.append(_pair(pipeline, item, judged=item not in unknown))
             each(pairs[-1])
             seconds = time.monotonic() - begun
-            progress(Event("eval", len(pairs), len(items), seconds=seconds))
+            if number == 1 < len(items):
+                progress(Event("note", message=_estimate(seconds, len(items))))
+            progress(Event("eval", number, len(items), seconds=seconds))
     except KeyboardInterrupt:
         interrupted = True
     policy = parse_policy(pipeline.config.link_policy).name
     columns = {name: _column(pairs, name) for name in METRICS}
     return Result(
-        policy, pipeline.engine.compile_mode, tuple(pairs), columns, _setup(pipeline), interrupted
+        policy,
+        pipeline.engine.compile_mode,
+        tuple(pairs),
+        columns,
+        _setup(pipeline),
+        interrupted,
+        tuple(pair.item for pair in pairs if pair.item in unknown),
     )
+
+
+def _estimate(first: float, n: int) -> str:
+    seconds = first * (n - 1)
+    left = f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+    return f"by the first, {n - 1} more take about {left}; Ctrl-C prints what is scored by then"
+
+
+def _unknown(pipeline: Pipeline, items: Sequence[Item], progress: Progress) -> set[Item]:
+    """Say which lines name documents that are not there; return those that name no other."""
+    named = [item for item in items if item.paths and item.answerable]
+    ends: set[tuple[str, ...]] = set()
+    if not all(item.documents for item in named):
+        ends = _ends(document.path for document in pipeline.catalog.documents())
+    unknown, notes = set(), []
+    for item in named:
+        names = [passage_name(each, n) for n, each in enumerate(item.documents, 1)]
+        known = _ends(names) if item.documents else ends
+        missing = [path for path in item.paths if PurePosixPath(path).parts not in known]
+        place = "its own documents" if item.documents else "the index"
+        notes += [f"{item.where}: no document of {place} is called {path}" for path in missing]
+        if len(missing) == len(item.paths):
+            unknown.add(item)
+    for note in notes[:NOTES]:
+        progress(Event("note", message=note))
+    if len(notes) > NOTES:
+        progress(Event("note", message=f"… and {len(notes) - NOTES} more that are not there"))
+    return unknown
+
+
+def _ends(paths: Iterable[str]) -> set[tuple[str, ...]]:
+    """All that `_ends_with` would find some path to end with."""
+    parts = [PurePosixPath(path).parts for path in paths]
+    return {whole[at:] for whole in parts for at in range(len(whole))}
 
 
 def _setup(pipeline: Pipeline) -> dict[str, str | int]:
@@ -143,11 +193,20 @@ def _setup(pipeline: Pipeline) -> dict[str, str | int]:
     }
 
 
-def _pair(pipeline: Pipeline, item: Item) -> Pair:
+def _pair(pipeline: Pipeline, item: Item, *, judged: bool) -> Pair:
+    """Answer an item twice; unless `judged`, whether a right passage was read is not scored."""
     own = documents_of(item, pipeline.counter, pipeline.config.chunk_tokens) or None
-    reuse, full = (
-        _scored(pipeline, item, own, policy) for policy in (pipeline.config.link_policy, REFERENCE)
-    )
+    policies = pipeline.config.link_policy, REFERENCE
+    try:
+        found = [_scored(pipeline, item, own, policy) for policy in policies]
+    except UsageError as error:
+        if type(error) is not UsageError:  # of the index or the model, whatever is asked
+            raise
+        raise UsageError(f"{item.where}: {error.message}", error.hint) from error
+    if not judged:
+        none = {"citation": None, "source": None}
+        found = [replace(one, scores={**one.scores, **none}) for one in found]
+    reuse, full = found
     return Pair(item, reuse, full)
 
 
@@ -155,7 +214,7 @@ def _scored(pipeline: Pipeline, item: Item, own: Sequence[Hit] | None, policy: s
     stream = pipeline.stream(item.question, policy=policy, chunks=own)
     answer = stream.finish()
     first = answer.receipt.ms.first_token if answer.receipt else None
-    text = without_citations(answer.text) if answer.answered else ""
+    text = answer.text if answer.answered else ""
     return Scored(answer.text, abstained(answer), score(item, text, answer, stream.hits), first)
 
 
@@ -174,6 +233,7 @@ def score(item: Item, text: str, answer: Answer, hits: Sequence[Hit]) -> dict[st
         "em": exact_match(text, item.answers),
         "f1": f1(text, item.answers),
         "rouge_l": rouge_l(text, item.answers),
+        "contains": contains(text, item.answers),
         "citation": float(any(read[n].cited for n in good)),
         "source": float(bool(good)),
         "abstention": float(right),

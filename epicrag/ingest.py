@@ -49,10 +49,10 @@ KV_BATCH = 16
 @dataclass(frozen=True, slots=True)
 class Event:
     """How far a run is: `done` of `total` files ("file"), of the passages of one long file ("embed") or
-    of the tokens to compile ("kv"); or a word to the user ("note"). A bench counts its measurements
-    ("bench"), and an evaluation its answers ("eval")."""
+    of the tokens to compile ("kv"); or a word to the user ("note"), or what begins now ("doing"). A bench
+    counts its measurements ("bench"), and an evaluation its questions ("eval")."""
 
-    stage: Literal["file", "embed", "kv", "note", "bench", "eval"]
+    stage: Literal["file", "embed", "kv", "note", "doing", "bench", "eval"]
     done: int = 0
     total: int = 0
     report: FileReport | None = None
@@ -61,6 +61,8 @@ class Event:
     seconds: float = 0.0
     """Since the stage began."""
     message: str = ""
+    left: float | None = None
+    """Seconds that it will still take, where the run knows better than by what is done of the total."""
 
 
 Progress = Callable[[Event], None]

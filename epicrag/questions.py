@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,6 +34,12 @@ class Item:
     """Where an answer should point to; the end of a path is enough."""
     answerable: bool = True
     line: int = 0
+    file: str = field(default="", compare=False)
+
+    @property
+    def where(self) -> str:
+        """Where it was read, for messages."""
+        return _where(self.file, self.line)
 
 
 def read_items(path: Path) -> list[Item]:
@@ -56,12 +62,16 @@ def read_items(path: Path) -> list[Item]:
     return items
 
 
+def _where(file: str, line: int) -> str:
+    return f"{file}, line {line}" if file else f"line {line}"
+
+
 _Lines = Sequence[tuple[int, str]]
 
 
 def _from_text(path: Path, lines: _Lines) -> Iterator[Item]:
     for number, line in lines:
-        yield Item(line.strip(), line=number)
+        yield Item(line.strip(), line=number, file=str(path))
 
 
 def _from_table(path: Path, lines: _Lines) -> Iterator[Item]:
@@ -103,6 +113,7 @@ def _item(path: Path, number: int, value: dict[str, Any]) -> Item:
             paths=_texts(value, "paths", "path"),
             answerable=answerable,
             line=number,
+            file=str(path),
         )
     except TypeError as error:
         _refuse(path, number, str(error))
@@ -135,6 +146,6 @@ def _passage(value: object) -> Passage:
 
 def _refuse(path: Path, number: int, why: str) -> NoReturn:
     raise UsageError(
-        f"{path}, line {number}: {why}",
+        f"{_where(str(path), number)}: {why}",
         'a line of JSON looks like: {"question": "…", "answers": ["…"]}',
     )

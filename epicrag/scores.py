@@ -1,4 +1,4 @@
-"""How good an answer is, against the right ones: exact match, F1, ROUGE-L, and intervals for their means."""
+"""How good an answer is, against the right ones: exact match, F1, ROUGE-L, containment, and intervals for their means."""
 
 from __future__ import annotations
 
@@ -11,12 +11,21 @@ from dataclasses import dataclass
 
 _ARTICLES = frozenset(("a", "an", "the"))
 _CJK = re.compile(r"([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff])")
-_CITATION = re.compile(r"\s*\[ *\d{1,3}(?: *[,;–-] *\d{1,3})* *\]")
+_NUMBERS = r"\[ *\d{1,3}(?: *[,;–-] *\d{1,3})* *"
+_CITATION = re.compile(rf"\s*(?:{_NUMBERS}\]\s*)*{_NUMBERS}(?:\]|[,;–-]?\s*\Z)")
 
 
 def without_citations(text: str) -> str:
-    """Return an answer without its `[1]`."""
-    return _CITATION.sub("", text)
+    """Return an answer without its `[1]`, nor the `[1` that it was cut off in."""
+
+    def gap(found: re.Match[str]) -> str:
+        around = (
+            text[max(0, found.start() - 1) : found.start()],
+            text[found.end() : found.end() + 1],
+        )
+        return " " if all(each.isalnum() for each in around) else ""
+
+    return _CITATION.sub(gap, text)
 
 
 def words(text: str) -> list[str]:
@@ -40,12 +49,18 @@ def _is_punctuation(character: str) -> bool:
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
     """1 where the answer has the words of one of `golds`, else 0."""
-    return _best(lambda found, gold: float(found == gold), words(answer), map(words, golds))
+    return _best(lambda found, gold: float(found == gold), *_own(words, answer, golds))
+
+
+def contains(answer: str, golds: Sequence[str]) -> float:
+    """1 where one of `golds` stands in the answer, word by word, whatever stands around it; else 0."""
+    said, wanted = without_citations(answer), [without_citations(gold) for gold in golds]
+    return float(holds(said, wanted) or exact_match(answer, golds) == 1)
 
 
 def f1(answer: str, golds: Sequence[str]) -> float:
     """Harmonic mean of precision and recall over words, for the best of `golds`."""
-    return _best(_f1, words(answer), map(words, golds))
+    return _best(_f1, *_own(words, answer, golds))
 
 
 def _f1(found: list[str], gold: list[str]) -> float:
@@ -55,7 +70,7 @@ def _f1(found: list[str], gold: list[str]) -> float:
 
 def rouge_l(answer: str, golds: Sequence[str]) -> float:
     """F-measure of the longest common subsequence of words, articles included, for the best of `golds`."""
-    return _best(_rouge_l, _all_words(answer), map(_all_words, golds))
+    return _best(_rouge_l, *_own(_all_words, answer, golds))
 
 
 def _rouge_l(found: list[str], gold: list[str]) -> float:
@@ -80,8 +95,15 @@ def common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
     return row[-1]
 
 
+def _own(
+    split: Callable[[str], list[str]], answer: str, golds: Sequence[str]
+) -> tuple[list[str], list[list[str]]]:
+    """The words of an answer and of each right one; citation marks are nobody's words."""
+    return split(without_citations(answer)), [split(without_citations(gold)) for gold in golds]
+
+
 def _best(
-    score: Callable[[list[str], list[str]], float], found: list[str], golds: map[list[str]]
+    score: Callable[[list[str], list[str]], float], found: list[str], golds: list[list[str]]
 ) -> float:
     return max((score(found, gold) for gold in golds), default=0.0)
 

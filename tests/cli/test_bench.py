@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from epicrag.bench import Report, Row, Spread
+from epicrag.cli.bench import pays_at
 from epicrag.cli.scratch import scratch
 from epicrag.errors import UsageError
 from epicrag.plot import draw, frontier
@@ -69,6 +70,9 @@ SETUP = {
     "questions": None,
     "prompts": 4,
     "runs": 1,
+    "planned_prompts": 4,
+    "planned_runs": 1,
+    "planned_policies": 2,
     "chunks_per_prompt": 5.0,
     "chunk_tokens": 401,
     "answer_tokens": 24,
@@ -99,12 +103,16 @@ def test_the_tables_go_to_stdout_with_what_they_were_measured_on(cli, measured):
     assert out[0] == (
         "stub-lm (0123456789ab), float32 on cpu: Abacus 3, 2 cores, 1 threads, Linux x86_64"
     )
-    assert "index /data/index, random passages; 4 prompts x 1 orders, 2,080 tokens" in out[1]
+    assert (
+        "index /data/index, random passages; 4 prompts x 1 order, 2,080 tokens: 5 passages"
+        in out[1]
+    )
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in out if "|" in line]
-    speed = ["legolink(16)", "neighbour", "758", "800", "13.0x", "3.2", "9.6", "0.91", "1.5"]
+    speed = ["legolink(16)", "neighbour", "4", "758", "800", "13.0x", "3.2", "9.6", "0.91"]
     cost = [
         "legolink(16)",
         "neighbour",
+        "4",
         "96.5%",
         "64",
         "3.2%",
@@ -113,8 +121,8 @@ def test_the_tables_go_to_stdout_with_what_they_were_measured_on(cli, measured):
         "0.490",
         "92.0%",
     ]
-    assert speed in rows and cost in rows
-    assert ["full", "-", "9,832", "10,001", "1.0x", "-", "9.6", "0.10", "-"] in rows
+    assert [*speed, "2nd use"] in rows and cost in rows
+    assert ["full", "-", "4", "9,832", "10,001", "1.0x", "-", "9.6", "0.10", "-"] in rows
     assert len({len(line) for line in out if line.startswith("| legolink")}) <= 2
     assert "KL to full prefill" in run.err
 
@@ -150,7 +158,10 @@ def test_quick_is_smaller_and_a_flag_beats_it(cli, measured):
     usual = measured["options"]
     assert quick.prompts == 7
     assert quick.size.tokens < usual.size.tokens
-    assert quick.concurrency < usual.concurrency
+    assert (quick.size.chunks, quick.concurrency) == (3, 0)
+    assert quick.usual == ("none", "legolink(16)")
+    cli("bench", "--quick", "--chunks", "2")
+    assert measured["options"].size.chunks == 2
 
 
 def test_an_interrupt_prints_what_was_measured(cli, measured):
@@ -159,6 +170,46 @@ def test_an_interrupt_prints_what_was_measured(cli, measured):
     assert run.code == 130
     assert "legolink(16)" in run.out
     assert "interrupted" in run.err
+
+
+def test_an_interrupted_run_says_what_it_measured_and_what_not(cli, measured):
+    setup = {**SETUP, "prompts": 1, "planned_policies": 3}
+    one = replace(FULL, points=1)
+    measured["result"] = Report((one,), setup, 2080, True, ("prefix", "none@sink"))
+    run = cli("bench")
+    assert "; 1 of 4 prompts x 1 order, 2,080 tokens" in run.out
+    assert "not reached, of 3 policies: prefix, none@sink" in run.err
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in run.out.splitlines()]
+    (speed, cost) = [row for row in rows if row[:1] == ["full"]]
+    assert speed[2:5] == ["1", "9,832", "-"]  # of one measurement there is no 95th percentile
+    assert (cost[2], cost[8]) == ("1", "-")
+
+
+def test_before_the_first_measurement_there_are_no_tables(cli, measured):
+    none = dict.fromkeys(("chunks_per_prompt", "chunk_tokens"))
+    setup = {**SETUP, **none, "prompts": 0, "runs": 0}
+    measured["result"] = Report((), setup, None, True, ("full", "prefix"))
+    run = cli("bench")
+    assert "0 of 4 prompts" in run.out and "|" not in run.out
+    found = cli("bench", "--json").json
+    assert (found["rows"], found["prompt_tokens"]) == ([], None)
+    assert (found["setup"]["prompts"], found["not_reached"]) == (0, ["full", "prefix"])
+
+
+@pytest.mark.parametrize(
+    ("uses", "said"),
+    [
+        (None, "-"),
+        (0.2, "1st use"),
+        (1.0, "1st use"),
+        (1.01, "2nd use"),
+        (3, "3rd use"),
+        (11, "11th use"),
+        (1021.5, "1,022nd use"),
+    ],
+)
+def test_it_pays_at_a_whole_use(uses, said):
+    assert pays_at(uses) == said
 
 
 def test_save_keeps_the_json(cli, measured, tmp_path):

@@ -25,6 +25,8 @@ def gold(pipeline, tmp_path, monkeypatch):
         return answering(question, policy=policy, chunks=chunks, strict=False)
 
     monkeypatch.setattr(pipeline, "stream", stream)
+    known = [SimpleNamespace(path="/docs/fees.md")]
+    pipeline.catalog = SimpleNamespace(documents=lambda: known)
     pipeline.counter, pipeline.engine = None, SimpleNamespace(compile_mode="neighbour")
     path = tmp_path / "gold.jsonl"
     path.write_text(GOLD)
@@ -33,15 +35,19 @@ def gold(pipeline, tmp_path, monkeypatch):
 
 def test_the_table_goes_to_stdout(cli, gold):
     run = cli("eval", "gold.jsonl")
-    assert (run.code, "question" in run.err) == (0, False)
+    assert run.code == 0
+    assert "loading the model" in run.err and "question 1 of 2" in run.err
+    assert "2 questions: with fewer than 20, the intervals say little" in run.err
+    assert "names no document" not in run.err
     lines = run.out.splitlines()
     assert lines[0].startswith("gold.jsonl: 2 questions; stub-lm, float32 on cpu, 6 passages")
     rows = {line.split("|")[1].strip(): line for line in lines if line.startswith("| ")}
-    assert list(rows) == ["", "EM", "F1", "ROUGE-L", "citation", "source", "abstention"]
+    assert list(rows) == ["", "EM", "F1", "ROUGE-L", "contains", "citation", "source", "abstention"]
     assert "legolink(8)" in rows[""]
     # "The fee is 5 euros" against "5 euros": 2 of 4 words, all of 2; the dogs' answer is wrong.
     assert "0.333" in rows["F1"]
     assert "0.000" in rows["EM"]
+    assert "0.500" in rows["contains"]
 
 
 def test_the_shape_of_json(cli, gold):
@@ -87,4 +93,15 @@ def test_a_bad_line_is_said_with_its_number_and_nothing_runs(cli, gold, pipeline
     gold.write_text(GOLD + '{"question": "Who?"}\n')
     run = cli("eval", "gold.jsonl")
     assert (run.code, pipeline.calls) == (2, [])
-    assert "line 3: no answers" in run.err
+    assert "gold.jsonl, line 3: no answers" in run.err
+
+
+def test_a_path_that_no_document_has_is_said_and_counted_apart(cli, gold):
+    gold.write_text(GOLD.replace("fees.md", "nosuch.md"))
+    run = cli("eval", "gold.jsonl")
+    assert "gold.jsonl, line 1: no document of the index is called nosuch.md" in run.err
+    assert "1 line names no document that is there: left out of citation and source" in run.err
+    found = cli("eval", "gold.jsonl", "--json").json
+    assert [each["paths"] for each in found["unknown_paths"]] == [["nosuch.md"]]
+    scores = found["scores"]
+    assert (scores["source"]["reuse"]["n"], scores["f1"]["reuse"]["n"]) == (1, 2)

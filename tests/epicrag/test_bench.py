@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from epicrag.bench import Options, percentile, run, split_names, variants_of
+from epicrag.bench import (
+    QUICK,
+    Options,
+    _Clock,
+    _shuffled,
+    percentile,
+    run,
+    split_names,
+    variants_of,
+)
 from epicrag.draw import Size, draw, topic
 from epicrag.errors import UsageError
 from epicrag.pipeline import Pipeline
@@ -124,7 +133,7 @@ def test_an_interrupt_leaves_what_was_measured(opened):
 
     def progress(event):
         events.append(event)
-        if event.done == 4:  # two compiles, then two policies on the first prompt
+        if "measuring none@neighbour" in event.message:
             raise KeyboardInterrupt
 
     report = run(opened, options=SMALL, progress=progress)
@@ -133,7 +142,45 @@ def test_an_interrupt_leaves_what_was_measured(opened):
         ("full", 1, None),
         ("prefix", 1, None),
     ]
-    assert "Ctrl-C" in events[0].message
+    assert report.not_reached == ("none@neighbour", "legolink(1000)@neighbour", "none@isolated")
+    assert (report.setup["prompts"], report.setup["planned_prompts"]) == (1, 2)
+    said = [event.message for event in events]
+    assert [event.stage for event in events[:4]] == ["doing", "doing", "doing", "note"]
+    assert "Ctrl-C" in said[3]
+    # The first compile comes when a policy needs it: exact rows are there before.
+    assert said.index("prompt 1 of 2: measuring prefix") < said.index(
+        "prompt 1 of 2: compiling chunk 1 of 3, neighbour"
+    )
+    assert all(event.left is not None for event in events if event.stage == "bench")
+
+
+def test_an_interrupt_before_the_first_measurement_reports_none(opened):
+    def progress(event):
+        if event.stage == "bench":
+            raise KeyboardInterrupt
+
+    report = run(opened, options=SMALL, progress=progress)
+    assert (report.rows, report.prompt_tokens, len(report.not_reached)) == ((), None, 5)
+    assert (report.setup["prompts"], report.setup["chunk_tokens"]) == (0, None)
+
+
+def test_the_configured_policy_comes_first_after_full_and_prefix(opened):
+    report = run(opened, options=replace(QUICK, runs=1, size=SMALL.size))
+    names = ["full", "prefix", opened.config.link_policy, "none", "legolink(16)"]
+    assert [row.policy for row in report.rows] == names
+
+
+def test_what_is_left_is_corrected_by_how_long_it_takes(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("epicrag.bench.time.monotonic", lambda: now)
+    clock = _Clock(lambda event: None, 10)
+    clock.plan(100)
+    assert clock.left == 100
+    now += (
+        80  # for what was to take 20: four times as long, and a tenth of the plan weighs against it
+    )
+    clock.end(20)
+    assert clock.left == pytest.approx(80 * 90 / 30)
 
 
 def test_an_interrupt_under_load_cancels_every_request(opened, monkeypatch):
@@ -153,6 +200,15 @@ def test_prompts_longer_than_the_window_are_refused(opened):
     items = [Item("q?", documents=tuple(Passage(str(n), f"{n} words " * 40) for n in range(30)))]
     with pytest.raises(UsageError, match="window"):
         run(opened, items, replace(SMALL, size=Size(tokens=5000)))
+
+
+def test_no_order_of_a_prompt_comes_twice_while_there_are_others(opened):
+    draws = draw(opened, [], 2, Size(200, 2), 0)
+    for seed in range(4):
+        prompts = _shuffled(opened, draws, 4, seed)
+        for first in (0, 1):
+            orders = [prompt.pieces for prompt in prompts[first::2]]
+            assert len(set(orders[:2])) == len(set(orders[2:])) == 2
 
 
 def test_a_prompt_that_holds_no_passage_is_refused(opened):

@@ -62,7 +62,7 @@ def test_a_citation_hits_by_the_end_of_its_path_or_by_its_words(ask):
     question = "When does the ferry leave?"
     for item, hit in (
         (Item(question, ("hourly",), paths=("sub/ferry.txt",)), 1),
-        (Item(question, ("hourly",), paths=("rry.txt",)), 0),
+        (Item(question, ("hourly",), paths=("rry.txt",)), None),  # no document is called so
         (Item(question, ("every hour",)), 1),
         (Item(question, ("hourly",)), 0),
     ):
@@ -74,6 +74,39 @@ def test_documents_of_an_item_are_read_in_place_of_the_index(ask):
     item = Item("How high is the mast?", ("nine",), (Passage("Mast", "The mast is nine high."),))
     (pair,) = ask(item, reuse="The mast is nine high.", full="The mast is nine high.").pairs
     assert (pair.reuse.scores["citation"], pair.reuse.abstained) == (1, False)
+
+
+def test_a_path_is_known_by_its_parts_and_a_line_of_none_is_not_scored_for_it(ask):
+    events = []
+    half = Item("Door code?", ("4471",), paths=("gone.txt", "museum.txt"), line=3, file="g.jsonl")
+    none = Item("Door code?", ("4471",), paths=("seum.txt",), line=4)
+    own = Item("How high?", ("nine",), (Passage("Mast", "It is nine high."),), ("Mast",), line=5)
+    result = ask(half, none, own, reuse="4471", full="4471", progress=events.append)
+    notes = [event.message for event in events if event.stage == "note"]
+    assert notes[:2] == [
+        "g.jsonl, line 3: no document of the index is called gone.txt",
+        "line 4: no document of the index is called seum.txt",
+    ]
+    assert result.unknown == (none,)
+    sources = [pair.reuse.scores["source"] for pair in result.pairs]
+    assert (sources[0], sources[1], sources[2] is None) == (1, None, False)
+
+
+def test_it_says_what_it_does_from_the_start_and_how_long_after_the_first(ask):
+    events = []
+    ask(DOOR, DOOR, reuse="4471", full="4471", progress=events.append)
+    stages = [(event.stage, event.done) for event in events]
+    assert stages == [("doing", 0), ("doing", 0), ("note", 0), ("eval", 1), ("eval", 2)]
+    assert "1 more take about" in events[2].message
+
+
+def test_an_error_about_a_question_names_its_line(ask, monkeypatch):
+    def refuse(*args, **options):
+        raise UsageError("the question alone needs 9 tokens", "ask a shorter question")
+
+    monkeypatch.setattr("epicrag.evaluate._scored", refuse)
+    with pytest.raises(UsageError, match="line 1: the question alone"):
+        ask(DOOR, reuse="", full="")
 
 
 def test_an_interrupt_leaves_the_answers_so_far(ask):

@@ -26,6 +26,13 @@ def test_a_text_is_one_question_a_line(write):
     ]
 
 
+def test_an_item_says_where_it_was_read(write):
+    path = write("q.jsonl", '{"question": "Q?", "answer": "a"}\n')
+    (item,) = read_items(path)
+    assert (item.answers, item.where) == (("a",), f"{path}, line 1")
+    assert Item("Q?", line=2).where == "line 2"
+
+
 def test_a_table_is_read_by_its_column_names(write):
     path = write("q.tsv", 'file\tquestion\tanswer\na.md\tWhat "is" it?\tten\nb.md\tWho?\t\n')
     assert read_items(path) == [

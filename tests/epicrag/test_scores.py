@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from epicrag.scores import (
     common_subsequence,
+    contains,
     exact_match,
     f1,
     holds,
@@ -75,6 +76,7 @@ def test_scores_lie_between_nothing_and_all_and_a_text_agrees_with_itself(one, o
         assert score(one, [other]) == score(other, [one])
         assert score(one, [one]) == 1
     assert exact_match(one, [other]) <= f1(one, [other])
+    assert exact_match(one, [other]) <= contains(one, [other])
 
 
 def test_a_passage_holds_an_answer_by_whole_words():
@@ -86,6 +88,18 @@ def test_a_passage_holds_an_answer_by_whole_words():
 
 def test_citations_are_no_part_of_an_answer():
     assert without_citations("Ten [1][2], as items[0] says [1, 3].") == "Ten, as items says."
+    assert without_citations("Ten [1] [2]") == without_citations("Ten [1][2") == "Ten"
+    assert without_citations("ten[1]euros, [2026]") == "ten euros, [2026]"
+    for score in (exact_match, f1, rouge_l, contains):
+        assert score("Ten [1] euros [2, 3].", ["ten euros"]) == 1
+        assert score("items[0]", ["items[0]"]) == 1
+
+
+def test_an_answer_contains_a_right_one_by_whole_words():
+    assert contains("You have to pay 5 Euros [1] at the door.", ["free", "5 euros"]) == 1
+    assert contains("You have to pay 55 euros.", ["5 euros"]) == 0
+    assert contains("全部共有70席。", ["70席"]) == 1
+    assert (contains("", ["5 euros"]), contains("anything", [])) == (0, 0)
 
 
 def test_the_interval_holds_the_mean_and_shrinks_with_more_values():
