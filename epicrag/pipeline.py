@@ -380,7 +380,7 @@ class Pipeline:
         if not kept:
             return []
         is_noted = kept <= self.catalog.kv_keys()
-        until = "" if is_noted else " until the next ingest, which keeps only its own kind of KV"
+        until = "" if is_noted else " until the next ingest"
         note = f"the KV of {_passages(len(kept))} was computed for this answer and is kept{until}"
         return [f"{note}: the next question over the same passages does without that"]
 

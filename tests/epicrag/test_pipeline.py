@@ -283,3 +283,12 @@ def test_kv_of_another_kind_is_kept_until_the_next_ingest_and_shown_by_status(mu
 
 def bench_piece(pipeline):
     return pipeline.prompt(CODE, pipeline.search(CODE, k=1)).pieces[0]
+
+
+def test_a_citation_alone_does_not_make_an_answer_grounded(museum):
+    museum.engine.answer = "Paris, Eiffel, croissant [1]."
+    with museum.open() as pipeline:
+        stream = pipeline.stream(CODE)
+        answer = stream.finish()
+    assert (answer.grounded, answer.sources[0].cited) == (False, True)
+    assert any("cites passages, but its words were not found in any" in n for n in stream.notes)
