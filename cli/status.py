@@ -37,9 +37,19 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("tokens", f"{status.tokens:,}"),
         ("vectors", f"{status.vectors:,}"),
         ("KV", f"{status.kv_entries:,} entries, {size(status.kv_bytes)}{rate}"),
+        *_other(status),
         ("model", _model(status)),
         ("embedder", _named(status.embedder, status.embedder_fingerprint)),
     ]
+
+
+def _other(status: Status) -> list[tuple[str, str]]:
+    """KV that is kept for nobody but a question like an earlier one; a line only where there is some."""
+    if not status.kv_other_entries:
+        return []
+    amount = f"{status.kv_other_entries:,} of them, {size(status.kv_other_bytes)}"
+    why = "of other models, settings or earlier texts; the next ingest drops it"
+    return [("other KV", f"{amount}: {why}")]
 
 
 def _model(status: Status) -> str:
@@ -61,6 +71,8 @@ def status_json(status: Status) -> dict[str, object]:
         "bytes": values.pop("kv_bytes"),
         "bytes_per_token": values.pop("kv_bytes_per_token"),
         "chunks": values.pop("chunks_with_kv"),
+        "other_entries": values.pop("kv_other_entries"),
+        "other_bytes": values.pop("kv_other_bytes"),
     }
     model = {
         "name": values.pop("model"),

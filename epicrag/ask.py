@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from epicrag.citations import Citer
 from epicrag.errors import AbstainedError
-from epicrag.repeats import Repeats
+from epicrag.repeats import REPEATS, UntilRepeat
 from epicrag.types import Answer, Hit, Receipt, Source, Usage
 
 if TYPE_CHECKING:
@@ -33,6 +33,37 @@ def sources_of(hits: Sequence[Hit]) -> tuple[Source, ...]:
         )
         for n, hit in enumerate(hits, 1)
     )
+
+
+def notes_on(
+    finish_reason: str,
+    *,
+    dropped: int,
+    given: int,
+    is_blank: bool,
+    citer: Citer | None,
+    limit: str = "--max-tokens",
+) -> list[str]:
+    """What a reader should know of an answer besides its text; `limit` is what its length is called there."""
+    notes = []
+    if dropped:
+        notes.append(
+            f"{dropped} of {given} passages did not fit into the model's window and were left out"
+        )
+    if finish_reason == REPEATS:
+        notes.append("the model began to repeat itself, and was stopped")
+    elif finish_reason == "length":
+        notes.append(f"the answer was cut short at {limit}")
+    if is_blank:
+        notes.append("the model wrote nothing")
+    elif citer and not citer.supported:
+        what = (
+            "the answer cites passages, but its words were not found in any"
+            if citer.cited
+            else "no passage was cited, and the answer's words were not found in them"
+        )
+        notes.append(f"{what}: check it against the sources")
+    return notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +90,7 @@ class AnswerStream:
         ask: Ask,
         generation: Generation | None,
         abstention: str = NOTHING_FOUND,
-        on_end: Callable[[], None] | None = None,
+        on_end: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self.question = ask.question
         self.hits = ask.hits
@@ -69,7 +100,6 @@ class AnswerStream:
         self._generation = generation
         self._answer: Answer | None = None
         self._on_end = on_end
-        self._is_looping = False
         self._pieces = self._stream(generation) if generation else self._abstain(abstention)
 
     def __iter__(self) -> Iterator[str]:
@@ -106,7 +136,8 @@ class AnswerStream:
     # --- with the model ---
 
     def _stream(self, generation: Generation) -> Generator[str]:
-        first = next(generation, "")  # what fits is known with the first token
+        deltas = UntilRepeat(generation)
+        first = next(deltas, "")  # what fits is known with the first token
         if self.hits and not generation.pieces_used:
             generation.close()
             yield from self._abstain(NO_ROOM, "ask a shorter question, or lower --max-tokens")
@@ -114,22 +145,17 @@ class AnswerStream:
         hits = self.hits[: generation.pieces_used]
         citer = Citer([hit.chunk.model_text for hit in hits], self.question)
         shown: list[str] = []
-        repeats = Repeats()
-        for delta in chain([first], generation):
+        for delta in chain([first], deltas):
             if text := citer.feed(delta):
                 shown.append(text)
                 yield text
-            if repeats.feed(delta):
-                generation.close()
-                self._is_looping = True
-                break
         if text := citer.finish():
             shown.append(text)
             yield text
         self._answer = self._cited("".join(shown), hits, citer, generation)
         if self._on_end:
-            self._on_end()
-        self._note(generation)
+            self.notes.extend(self._on_end())
+        self._note(deltas.finish_reason, citer)
 
     def _cited(
         self, text: str, hits: Sequence[Hit], citer: Citer, generation: Generation
@@ -157,24 +183,21 @@ class AnswerStream:
             ),
         )
 
-    def _note(self, generation: Generation) -> None:
+    def _note(self, finish_reason: str, citer: Citer) -> None:
         answer = self.answer
-        dropped = answer.receipt.dropped_chunks if answer.receipt else 0
-        if dropped:
-            self.notes.append(
-                f"{dropped} of {len(self.hits)} passages did not fit into the model's window and were left out"
-            )
-        if self._is_looping:
-            self.notes.append("the model began to repeat itself, and was stopped")
-        elif generation.finish_reason == "length":
-            self.notes.append("the answer was cut short at --max-tokens")
+        notes = notes_on(
+            finish_reason,
+            dropped=answer.receipt.dropped_chunks if answer.receipt else 0,
+            given=len(self.hits),
+            is_blank=not answer.answered,
+            citer=citer,
+        )
+        self.notes[:0] = notes
         if answer.grounded:
             return
-        what = "no passage says this" if answer.answered else "the model wrote nothing"
-        self.notes.append(f"not found in the sources: {what}")
         if self._ask.strict:
             raise AbstainedError(
-                "the answer could not be traced to any passage of the documents",
+                "the answer's words were not found in any passage of the documents",
                 "ask in other words, or without --strict",
             )
 

@@ -20,6 +20,7 @@ ASKED = 0.3
 """Weight of a word that the question had already: weak evidence of where an answer comes from."""
 
 _WORD = re.compile(r"[^\W_]+(?:['’.,:/-][^\W_]+)*")
+_UNIT = re.compile(r"-(?=[^\W\d_]{2})")
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+")
 _MARKER = r"\[ *\d{1,3}(?: *[,;–-] *\d{1,3})* *\]"
 _TOKEN = re.compile(
@@ -38,6 +39,22 @@ _STOP = frozenset(
     """)
 )
 
+_NUMBERS = {
+    word: str(n)
+    for n, word in enumerate(
+        _WORD.findall("two three four five six seven eight nine ten eleven twelve"), 2
+    )
+}
+_SPELLINGS = (
+    (re.compile(r"([bt])re$"), r"\1er"),  # metre, fibre
+    (re.compile(r"(?<=[^\W_]{3})our(?=$|ed$|ing$|able$|ful$|less$|ite$)"), "or"),  # colour
+    (re.compile(r"([iy])s(?=(?:e|ed|er|ing|ation)$)"), r"\1z"),  # organise, analyse
+    (re.compile(r"ll(?=(?:ed|er|ing)$)"), "l"),  # labelled
+    (re.compile(r"ence$"), "ense"),  # licence
+    (re.compile(r"ogue$"), "og"),  # catalogue
+)
+"""British to American. A text and what it is compared with are turned alike: a word too many does no harm."""
+
 
 def words_of(text: str) -> list[str]:
     """Return the content words of a text: case-folded, numbers kept whole, CJK as pairs of characters."""
@@ -53,15 +70,21 @@ def _pairs(run: str) -> list[str]:
 
 
 def _parts(word: str) -> list[str]:
-    """Keep `4,471` and `3.5` in one piece; take `state-of-the-art` and `and/or` apart."""
+    """Keep `4,471` and `3.5` in one piece; take `state-of-the-art`, `and/or` and `800-metre` apart."""
     if word[0].isdigit():
-        return [word.replace(",", "")]
+        number, *rest = _UNIT.split(word, maxsplit=1)
+        return [number.replace(",", ""), *(part for unit in rest for part in _parts(unit))]
     return [_stem(part) for part in re.split(r"[^\w]|_", word) if len(part) > 1 or part.isdigit()]
 
 
 def _stem(word: str) -> str:
-    """Drop an English plural or possessive s, so that "fees" finds "fee"."""
-    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+    """Drop an English plural or possessive s, spell as Americans do, and write small numbers in digits:
+    "fees" finds "fee", "metres" finds "meter", "nine" finds "9"."""
+    if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
+        word = word[:-1]
+    for british, american in _SPELLINGS if len(word) > 4 else ():
+        word = british.sub(american, word)
+    return _NUMBERS.get(word, word)
 
 
 class Attributor:
@@ -107,7 +130,7 @@ class Citer:
 
     What is fed is held back only for as long as it could still become part of a marker.
     `cited` holds the source numbers whose markers stand in the text so far; `supported` says whether a
-    sentence was found in the passages by its words, whoever cited it.
+    sentence was found in the passages by its words, whoever cited it: not whether it is true.
     """
 
     def __init__(self, passages: Sequence[str], question: str) -> None:

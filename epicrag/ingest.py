@@ -265,7 +265,7 @@ class _Run:
             self._settle(self.roots)
             if catalog.generation != generation:
                 self.tools.vectors.refresh()
-            own = self._compile() if kv else _own_keys(catalog)
+            own = self._compile() if kv else own_keys(catalog)
             self.tools.kv_store.gc(catalog.kv_keys() | own)
         except KeyboardInterrupt:
             return True
@@ -386,16 +386,16 @@ class _Run:
         is_current = catalog.setting("kv_identity") == identity
         if is_current and (refusal := catalog.setting("kv_refusal")):
             self._note(refusal)
-            return _own_keys(catalog)
+            return own_keys(catalog)
         pending = self._pending()
         if not pending and (is_current or not catalog.counts().chunks):
-            return _own_keys(catalog)
+            return own_keys(catalog)
         engine = self.tools.engine
         self._describe(engine)
         if engine.refusal:
             catalog.set_setting("kv_identity", identity)
             self._note(engine.refusal)
-            return _own_keys(catalog)
+            return own_keys(catalog)
         if catalog.setting("kv_profile") != engine.profile:
             # Before the first entry of the new kind: a run that is killed must not leave two kinds mixed.
             catalog.set_setting("kv_identity", "")
@@ -546,7 +546,7 @@ def _room_bytes(folder: Path) -> int:
     return free - free // 10
 
 
-def _own_keys(catalog: Catalog) -> AbstractSet[str]:
+def own_keys(catalog: Catalog) -> AbstractSet[str]:
     """Return the KV keys of the engine's own units, as the last run that loaded it left them."""
     return set(json.loads(catalog.setting("kv_own_keys") or "[]"))
 

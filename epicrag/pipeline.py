@@ -28,6 +28,7 @@ from epicrag.ingest import (
     Progress,
     ingest,
     no_such_path,
+    own_keys,
 )
 from epicrag.quiet import hush
 from epicrag.types import Answer, Hit
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from epicrag.index.vectors import VectorIndex
     from epicrag.serving.engine import Engine
     from epicrag.serving.policies import Policy
-    from epicrag.serving.prompt import Prompt
+    from epicrag.serving.prompt import Piece, Prompt
     from epicrag.serving.sample import Sampling
 
 __all__ = [
@@ -71,6 +72,9 @@ class Status:
     kv_bytes_per_token: int | None
     """What a token of a chunk takes with the model of the last ingest; None while none has been loaded."""
     chunks_with_kv: int
+    kv_other_entries: int
+    """Of `kv_entries`: those of no chunk as ingest compiles it. The next ingest, of whatever, drops them."""
+    kv_other_bytes: int
     model: str | None
     model_fingerprint: str | None
     dtype: str | None
@@ -348,10 +352,37 @@ class Pipeline:
         if not is_relevant or not hits:
             return AnswerStream(ask, None)
         prompt = self.prompt(question, hits)
-        generation = self.engine.generate(
-            prompt, policy=policy, sampling=sampling or self.sampling()
-        )
-        return AnswerStream(ask, generation, on_end=lambda: self._note_kv(policy, prompt, hits))
+        sampling = sampling or self.sampling()
+        lacking = self.foretell_kv(prompt, policy, sampling.max_tokens)
+        generation = self.engine.generate(prompt, policy=policy, sampling=sampling)
+
+        def on_end() -> list[str]:
+            self._note_kv(policy, prompt, hits)
+            return self._kept(policy, [prompt.pieces[index] for index in lacking])
+
+        return AnswerStream(ask, generation, on_end=on_end)
+
+    def foretell_kv(self, prompt: Prompt, policy: Policy, n_new: int) -> dict[int, int]:
+        """Say how much KV has to be computed before the first word; return it by piece, in tokens."""
+        lacking = self.engine.lacking(prompt, policy, n_new=n_new)
+        if lacking and self._say:
+            self._say(
+                f"computing the KV of {_passages(len(lacking))} first ({sum(lacking.values()):,} tokens)"
+            )
+        return lacking
+
+    def _kept(self, policy: Policy, pieces: Sequence[Piece]) -> list[str]:
+        """What to tell of KV that was computed for an answer: that it is on disk now, and until when."""
+        if self._kv_folder:
+            return []
+        keys = {self.engine.key_of(piece, policy.compile_mode) for piece in pieces}
+        kept = {key for key in keys if self.kv_store.contains(key)}
+        if not kept:
+            return []
+        is_noted = kept <= self.catalog.kv_keys()
+        until = "" if is_noted else " until the next ingest"
+        note = f"the KV of {_passages(len(kept))} was computed for this answer and is kept{until}"
+        return [f"{note}: the next question over the same passages does without that"]
 
     def _note_kv(self, policy: Policy, prompt: Prompt, hits: Sequence[Hit]) -> None:
         """Tell the catalog which KV the answer has left on disk, so that ingest keeps it with its chunk.
@@ -368,6 +399,7 @@ class Pipeline:
         with suppress(EpicragError):  # a reader of an index that it may not write to
             if not catalog.setting("kv_profile"):
                 catalog.set_setting("kv_profile", engine.profile)
+                catalog.set_setting("kv_own_keys", json.dumps(sorted(engine.own_keys())))
             if catalog.setting("kv_profile") == engine.profile:
                 keys = [(row, engine.key_of(piece)) for row, piece in missing.items()]
                 catalog.set_kv([(row, key) for row, key in keys if self.kv_store.contains(key)])
@@ -415,7 +447,8 @@ class Pipeline:
     def status(self) -> Status:
         """Describe the index from what ingest left in it; no model is loaded."""
         setting, counts = self.catalog.setting, self.catalog.counts()
-        keys, wanted = self.kv_store.keys(), self.catalog.kv_keys()
+        sizes, wanted = self.kv_store.sizes(), self.catalog.kv_keys()
+        other = sizes.keys() - wanted - own_keys(self.catalog)
         embedder: dict[str, str] = json.loads(setting("embedder") or "{}")
         return Status(
             index=self.config.index,
@@ -425,10 +458,12 @@ class Pipeline:
             chunks=counts.chunks,
             tokens=counts.tokens,
             vectors=counts.vectors,
-            kv_entries=len(keys),
-            kv_bytes=self.kv_store.nbytes(),
+            kv_entries=len(sizes),
+            kv_bytes=sum(sizes.values()),
             kv_bytes_per_token=int(setting("kv_bytes_per_token") or 0) or None,
-            chunks_with_kv=len(keys & wanted),
+            chunks_with_kv=len(sizes.keys() & wanted),
+            kv_other_entries=len(other),
+            kv_other_bytes=sum(sizes[key] for key in other),
             model=setting("model_name"),
             model_fingerprint=setting("model_fingerprint"),
             dtype=setting("model_dtype"),
@@ -445,6 +480,10 @@ class Pipeline:
 
     def _empty(self, message: str) -> IndexEmptyError:
         return IndexEmptyError(message, "put documents into it: epicrag ingest PATH")
+
+
+def _passages(n: int) -> str:
+    return f"{n:,} passage{'' if n == 1 else 's'}"
 
 
 def _readable(text: str, what: str) -> str:

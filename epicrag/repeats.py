@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from epicrag.serving.generation import Generation
+
+REPEATS = "repeats"
+"""The `finish_reason` of an answer that was stopped because it began to repeat itself."""
 
 _SENTENCE = re.compile(r"[^.!?。！？\n]*[.!?。！？\n]+")
 _MARKER = re.compile(r"\[\d+\]")
@@ -42,3 +50,31 @@ class Repeats:
         known = text in self._seen
         self._seen.add(text)
         return known
+
+
+class UntilRepeat:
+    """A generation's deltas, to the end of the first whole sentence that has stood there before.
+
+    The model is stopped there, and `finish_reason` is REPEATS. Everything that shows an answer reads it so.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._repeats = Repeats()
+        self._is_stopped = False
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if self._is_stopped:
+            raise StopIteration
+        delta = next(self._generation)
+        if self._repeats.feed(delta):
+            self._is_stopped = True
+            self._generation.close()
+        return delta
+
+    @property
+    def finish_reason(self) -> str:
+        return REPEATS if self._is_stopped else self._generation.finish_reason

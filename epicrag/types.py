@@ -260,4 +260,5 @@ class Answer:
     usage: Usage
     model: str
     grounded: bool = False
-    """Whether at least one sentence was found in a passage, by its words; a model's own marker is no proof."""
+    """Whether at least one sentence was found in a passage, by its words; a model's own marker is no proof.
+    Words are all that is compared: a wrong answer in a passage's words counts, a right one in others may not."""

@@ -3,8 +3,8 @@
     python examples/llamaindex_query.py
     python examples/llamaindex_query.py "How long is the warranty?"
 
-The first run converts the packaged model and compiles the documents; later runs reuse both. The index is
-a folder of its own under the epicrag home.
+The first run converts the packaged model and computes the KV of the documents, which takes some minutes on
+a small machine; later runs reuse both. The index is a folder of its own under the epicrag home.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 
 from epicrag import Pipeline, query_engine
 from epicrag.config import load_config
+from epicrag.pipeline import Event
 
 DOCS = Path(__file__).parent / "docs"
-QUESTION = "How long does a fresh pair of batteries last?"
+QUESTION = "How long is the warranty?"
 
 
 def place(about: dict[str, Any]) -> str:
@@ -28,21 +29,34 @@ def place(about: dict[str, Any]) -> str:
     return f"{about['file_name']}, lines {first}–{last}"
 
 
+def tell(event: Event) -> None:
+    """Print how far the ingest is: a line for each file, and one for each batch of computed KV."""
+    if event.report:
+        print(f"  {event.report.status}: {event.report.path}", flush=True)
+    elif event.stage == "kv":
+        print(f"  KV: {event.done:,} of {event.total:,} tokens", flush=True)
+    elif event.stage == "note":
+        print(f"  note: {event.message}", flush=True)
+
+
 def main(question: str) -> None:
     index = load_config().home / "indexes" / "examples"
     with Pipeline.open(create=True, index=index, say=print) as pipeline:
-        pipeline.ingest([DOCS])
+        print(f"Bringing the index up to date with {DOCS.name}/ …", flush=True)
+        pipeline.ingest([DOCS], progress=tell)
 
-        # The packaged model is tiny: two passages are as many as it follows, and it does not know when to stop.
-        engine = query_engine(pipeline, streaming=True, top_k=2, max_tokens=48)
+        print(f"\nAsking: {question}\n", flush=True)
+        engine = query_engine(pipeline, streaming=True)
         response: Any = engine.query(question)  # a StreamingResponse
         for delta in response.response_gen:
             print(delta, end="", flush=True)
-        print("\n")
-
+        print("\n\nRead (* = the answer cites it):")
         for n, found in enumerate(response.source_nodes, 1):
             mark = "*" if n in response.metadata["cited"] else " "
             print(f"{mark}[{n}] {place(found.node.metadata)}, score {found.score:.2f}")
+
+        for note in response.metadata["notes"]:
+            print(f"note: {note}")
 
         receipt = response.metadata["receipt"]
         if receipt:  # there is none when nothing relevant was found and no model was asked

@@ -110,6 +110,10 @@ class KVStore:
     def keys(self) -> set[str]:
         return {file.key for file in self._files()}
 
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of every entry, by key."""
+        return {file.key: file.size for file in self._files()}
+
     def nbytes(self) -> int:
         """Return the bytes on disk, by a scan."""
         return sum(file.size for file in self._files())

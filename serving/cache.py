@@ -89,6 +89,12 @@ class ChunkCache:
         layers, groups = self._pool.keys.shape[:2]
         return layers * groups * widths * self._store_dtype.itemsize
 
+    def holds(self, recipe: Recipe) -> bool:
+        """Whether some tier has a chunk, so that it need not be computed; nothing is read or checked."""
+        key = self.key(recipe)
+        in_memory = self._pool.has(key) or key in self.host
+        return in_memory or (self._store is not None and self._store.contains(key))
+
     def acquire(self, recipe: Recipe) -> tuple[tuple[Run, ...], int]:
         """Pin a chunk in the pool. Returns its rows, and how many tokens had to be computed for it now."""
         key = self.key(recipe)

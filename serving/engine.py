@@ -262,6 +262,21 @@ class Engine:
             if item.index:
                 yield item.index - 1, item.key, item.n_tokens
 
+    def lacking(
+        self, prompt: Prompt, policy: Policy, *, mode: str | None = None, n_new: int = 1
+    ) -> dict[int, int]:
+        """The chunks whose KV an answer would have to compute first: index of the piece, and its tokens."""
+        if self.refusal or policy.reuse != "chunks":
+            return {}
+        layout = self.lay_out(prompt, n_new)
+        recipes = self.recipes(layout, prompt, policy.compile_mode or mode or self.compile_mode)
+        units = {index: layout.segments[index].unit for index in recipes}
+        return {
+            unit.piece: len(unit.ids)
+            for index, unit in units.items()
+            if unit.kind == "chunk" and not self.cache.holds(recipes[index])
+        }
+
     # --- requests --------------------------------------------------------------------------------
 
     def lay_out(self, prompt: Prompt, n_new: int) -> Layout:

@@ -8,7 +8,7 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, TextBlock
 from llama_index.core.schema import NodeWithScore
 
-from epicrag.ask import NO_ROOM, NOTHING_FOUND
+from epicrag.ask import NO_ROOM, NOTHING_FOUND, notes_on
 from epicrag.citations import Citer
 from epicrag.llamaindex.blocks import Segment, distinct
 
@@ -41,6 +41,7 @@ class Draft:
             "policy": None,
             "dropped": 0,
             "cited": [],
+            "notes": [],
         }
         self._system = system
         self._extra = list(extra)
@@ -48,6 +49,7 @@ class Draft:
         self._citer: Citer | None = None
         self._is_blank = True
         self._instead = NOTHING_FOUND  # said where the model says nothing
+        self._finish_reason = ""  # none, where no model was asked
         self._use(len(self.segments))
 
     def messages(self) -> list[ChatMessage]:
@@ -78,6 +80,15 @@ class Draft:
         self._is_blank = self._is_blank and not rest.strip()
         self.metadata["cited"] = sorted(self._citer.cited) if self._citer else []
         self.metadata["answered"] = not self._is_blank
+        if self._finish_reason and self._instead != NO_ROOM:
+            self.metadata["notes"] = notes_on(
+                self._finish_reason,
+                dropped=self.metadata["dropped"],
+                given=len(self.segments),
+                is_blank=self._is_blank,
+                citer=self._citer,
+                limit="max_tokens",
+            )
         return self._instead if self._is_blank else rest
 
     def whole(self, response: ChatResponse) -> str:
@@ -109,3 +120,4 @@ class Draft:
             self.metadata["receipt"] = raw["receipt"]
             self.metadata["usage"] = raw["usage"]
             self.metadata["policy"] = raw["receipt"]["policy"]
+            self._finish_reason = raw["finish_reason"]

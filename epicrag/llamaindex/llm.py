@@ -24,6 +24,7 @@ from epicrag.config import DEFAULT_LINK_POLICY
 from epicrag.errors import UsageError
 from epicrag.llamaindex.blocks import passage_before, sources_of, to_prompt
 from epicrag.llamaindex.threads import in_thread, in_thread_async
+from epicrag.repeats import UntilRepeat
 from epicrag.serving.policies import Policy, parse_policy
 from epicrag.serving.prompt import DEFAULT_SYSTEM
 from epicrag.serving.sample import Sampling
@@ -43,7 +44,8 @@ class EpicragLLM(LLM):
 
     In the last message every CitableBlock is a segment: tokenised alone, byte for byte, and its KV reused
     wherever it stands. TextBlocks are ordinary text. The settings below can be given to each call, too.
-    The last chunk of a stream, like a whole answer, carries `raw["usage"]` and `raw["receipt"]`.
+    The last chunk of a stream, like a whole answer, carries `raw["usage"]`, `raw["receipt"]` and
+    `raw["finish_reason"]`: "stop", "length", or "repeats" where it was stopped as it began to repeat itself.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -117,8 +119,11 @@ class EpicragLLM(LLM):
         prompt = to_prompt(
             messages, documents_prompt=self.documents_prompt, before=self._passage_before
         )
-        generation = self.engine.generate(prompt, policy=policy, sampling=sampling)
-        return _responses(generation, self.engine.name, sources_of(messages))
+        engine = self.engine
+        if self._pipeline and prompt.pieces:
+            self._pipeline.foretell_kv(prompt, policy, sampling.max_tokens)
+        generation = engine.generate(prompt, policy=policy, sampling=sampling)
+        return _responses(generation, engine.name, sources_of(messages))
 
     def _passage_before(self, source: str) -> str | None:
         return passage_before(self._pipeline.catalog, source) if self._pipeline else None
@@ -189,14 +194,15 @@ def _responses(
     """An answer as it grows; then once more, with what it cost."""
     text = ""
     with closing(generation):
-        for delta in generation:
+        deltas = UntilRepeat(generation)
+        for delta in deltas:
             if delta:
                 text += delta
                 yield _response(text, delta, {"pieces_used": generation.pieces_used})
         used = generation.pieces_used
         raw = {
             "model": model,
-            "finish_reason": generation.finish_reason,
+            "finish_reason": deltas.finish_reason,
             "usage": asdict(generation.usage),
             "receipt": asdict(generation.receipt),
             "pieces_used": used,

@@ -42,8 +42,8 @@ class EpicragSynthesizer(BaseSynthesizer):
 
     What does not fit the model's window is dropped whole, from the tail, and leaves `source_nodes`.
     Without nodes it says so and asks no model. `response.metadata` holds `receipt`, `usage`, `policy`,
-    `dropped`, `cited` (numbers of the source nodes that the answer comes from) and `answered`; of a
-    stream they are complete at its end. `cite` marks each sentence with the numbers of its passages.
+    `dropped`, `cited` (numbers of the source nodes that the answer comes from), `answered` and `notes` (what
+    a reader should know: cut short, stopped as it repeated itself …); of a stream they are complete at its end. `cite` marks each sentence with the numbers of its passages.
     """
 
     def __init__(

@@ -122,6 +122,8 @@ class StubPipeline:
             kv_bytes=2048 * 1024,
             kv_bytes_per_token=2048,
             chunks_with_kv=12,
+            kv_other_entries=3,
+            kv_other_bytes=4096,
             model="stub-lm",
             model_fingerprint="0123456789abcdef",
             dtype="float32",

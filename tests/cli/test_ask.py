@@ -110,7 +110,7 @@ def test_an_answer_from_nowhere_says_so(cli, pipeline):
     pipeline.generation.deltas = ["Paris, croissant."]
     run = cli("ask", "What is the fee?")
     assert (run.code, run.out) == (0, "Paris, croissant.\n")
-    assert "note: not found in the sources" in run.err
+    assert "note: no passage was cited, and the answer's words were not found in them" in run.err
     assert "Read, but not cited:\n[1] docs/fees.md" in run.err
 
 

@@ -51,6 +51,7 @@ def test_status_tells_what_is_in_the_index(cli, pipeline):
     lines = dict(line.split(maxsplit=1) for line in cli("status").out.splitlines())
     assert lines["documents"] == "3"
     assert lines["KV"] == "13 entries, 2.0 MiB, 2.0 KiB a token"
+    assert "3 of them, 4.0 KiB: of other models" in lines["other"]
     assert lines["model"] == "stub-lm (0123456789ab), float32, compile prefix"
 
 
@@ -64,7 +65,8 @@ def test_the_shape_of_status_json(cli, pipeline):
         "chunks": 12,
         "tokens": 1024,
         "vectors": 13,
-        "kv": {"entries": 13, "bytes": 2097152, "bytes_per_token": 2048, "chunks": 12},
+        "kv": {"entries": 13, "bytes": 2097152, "bytes_per_token": 2048, "chunks": 12}
+        | {"other_entries": 3, "other_bytes": 4096},
         "model": {
             "name": "stub-lm",
             "fingerprint": "0123456789abcdef",

@@ -102,7 +102,11 @@ class StubEngine:
     compiled: list[Any] = field(default_factory=list)
     prompts: list[Any] = field(default_factory=list)
 
-    def key_of(self, piece: Any) -> str:
+    def lacking(self, prompt: Any, policy: Any, *, n_new: int) -> dict[int, int]:
+        keys = map(self.key_of, prompt.pieces)
+        return {n: 7 for n, key in enumerate(keys) if not self.store.contains(key)}
+
+    def key_of(self, piece: Any, mode: str | None = None) -> str:
         return hashlib.sha256((self.profile + piece.text).encode()).hexdigest()
 
     kv_bytes_per_token = 8

@@ -162,3 +162,31 @@ def test_an_answer_of_stop_words_is_supported_by_nothing():
     citer = Citer(["the warranty is five years"], "How long is the warranty?")
     _ = citer.feed("The [1]") + citer.finish()
     assert not citer.supported
+
+
+@pytest.mark.parametrize(
+    ("passage", "answer"),
+    [
+        ("The radio range is 800 metres in the open.", "The radio range is 800 meters."),
+        ("Radio range in the open: 800 metres.", "It has an 800-meter range."),
+        ("The colour of the housing is grey.", "The color of it."),
+        ("It keeps working for about nine days.", "About 9 days."),
+        ("The harbour licence is analysed and labelled.", "harbors license analyzed labeled"),
+        ("Organise the catalogue by fibre.", "organize catalog fiber"),
+    ],
+)
+def test_spelling_and_small_numbers_do_not_hide_a_source(passage, answer):
+    passages = [passage, *PASSAGES]
+    assert Attributor(passages, "What is the radio range?").sources_of(answer) == (1,)
+
+
+def test_another_number_is_another_answer():
+    passages = ["The radio range is 800 metres in the open.", *PASSAGES]
+    attributor = Attributor(passages, "What is the radio range?")
+    assert attributor.sources_of("The radio range is 900 feet.") == ()
+
+
+def test_words_are_spelt_one_way():
+    assert words_of("four hours, your 7xk9 2024-05-01 4,471") == words_of(
+        "4 hours, your 7xk9 2024-05-01 4471"
+    )

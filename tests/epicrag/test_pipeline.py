@@ -87,7 +87,7 @@ def test_an_answer_from_nowhere_is_marked(museum):
         answer = stream.finish()
     assert answer.answered
     assert not answer.grounded
-    assert any("not found in the sources" in note for note in stream.notes)
+    assert any("words were not found in them" in note for note in stream.notes)
 
 
 def test_an_answer_from_nowhere_is_an_error_under_strict(museum):
@@ -245,3 +245,50 @@ def test_importing_the_pipeline_imports_nothing_heavy():
 def test_any_text_is_ingested_or_reported(bench, text):
     bench.write("a.txt", text)
     assert bench.ingest().counts in ({"added": 1}, {"empty": 1})
+
+
+def test_kv_that_is_computed_first_is_told_before_and_after(bench):
+    bench.write("a.txt", "The door code is 4471.")
+    bench.ingest(kv=False)
+    said: list[str] = []
+    with bench.open() as pipeline:
+        pipeline._say = said.append
+        stream = pipeline.stream(CODE)
+        assert said == ["computing the KV of 1 passage first (7 tokens)"]
+        bench.engine.put(bench.engine.key_of(bench_piece(pipeline)))  # as the engine does
+        stream.finish()
+        (note,) = stream.notes
+        assert "KV of 1 passage was computed for this answer and is kept: " in note
+        stream = pipeline.stream(CODE)
+        stream.finish()
+        assert (len(said), stream.notes) == (1, [])
+        assert pipeline.status().kv_other_entries == 0
+
+
+def test_kv_of_another_kind_is_kept_until_the_next_ingest_and_shown_by_status(museum):
+    with museum.open() as pipeline:
+        museum.engine.profile = "profile-2"
+        stream = pipeline.stream(CODE)
+        museum.engine.put(museum.engine.key_of(bench_piece(pipeline)))
+        stream.finish()
+        assert "is kept until the next ingest" in stream.notes[0]
+        status = pipeline.status()
+        assert status.kv_other_entries == 1
+        assert 0 < status.kv_other_bytes < status.kv_bytes
+    museum.engine.profile = "profile-1"
+    museum.ingest(kv=False)
+    with museum.open() as pipeline:
+        assert pipeline.status().kv_other_entries == 0
+
+
+def bench_piece(pipeline):
+    return pipeline.prompt(CODE, pipeline.search(CODE, k=1)).pieces[0]
+
+
+def test_a_citation_alone_does_not_make_an_answer_grounded(museum):
+    museum.engine.answer = "Paris, Eiffel, croissant [1]."
+    with museum.open() as pipeline:
+        stream = pipeline.stream(CODE)
+        answer = stream.finish()
+    assert (answer.grounded, answer.sources[0].cited) == (False, True)
+    assert any("cites passages, but its words were not found in any" in n for n in stream.notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -71,6 +72,23 @@ def test_another_compile_mode_gives_other_kv(opened, bench):
     with opened(compile="neighbour") as pipeline:
         assert pipeline.ingest(bench.docs).kv_chunks == pipeline.status().chunks
         assert not before & pipeline.kv_store.keys()
+
+
+def test_what_an_answer_computes_first_is_foretold(opened, bench):
+    with opened() as pipeline:
+        pipeline.ingest(bench.docs, kv=False)
+        said: list[str] = []
+        pipeline._say = said.append
+        stream = pipeline.stream("museum door code", policy="full")
+        stream.finish()
+        assert (said, any("KV" in note for note in stream.notes)) == ([], False)
+        stream = pipeline.stream("museum door code")
+        recomputed = stream.finish().receipt.fallback
+        assert re.fullmatch(r"computing the KV of \d passages first \(\d+ tokens\)", said[0])
+        assert recomputed.endswith("were compiled during the request")
+        assert any("is kept: the next question" in note for note in stream.notes)
+        pipeline.ask("door code of the museum")
+        assert len(said) == 1
 
 
 def test_a_policy_that_needs_a_compile_mode_gets_it(opened, bench):

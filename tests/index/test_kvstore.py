@@ -54,6 +54,7 @@ def test_kv_comes_back_bit_for_bit(store, dtype):
     assert (stored.keys.dtype, stored.meta) == (dtype, META)
     assert store.contains(KEY) and store.keys() == {KEY}
     assert store.nbytes() == n_bytes == file_of(store).stat().st_size
+    assert store.sizes() == {KEY: n_bytes}
 
 
 def test_values_may_be_of_another_width_than_keys(store):

@@ -31,7 +31,7 @@ class Words:
         self._dropped = n_pieces - self._fits
         self._policy = policy.name
         self.pieces_used = 0
-        self.finish_reason = "stop"
+        self.finish_reason = engine.reason
         self.given = 0
         self.threads: set[str] = set()
         self.closed = threading.Event()
@@ -69,6 +69,7 @@ class ToldEngine:
     fits: int | None = None
     gate: threading.Event | None = None
     failure: Exception | None = None
+    reason: str = "stop"
     name: str = "told-lm"
     context_window: int = 4096
     tokenizer: Tokens = field(default_factory=Tokens)
@@ -106,6 +107,7 @@ class ToldPipeline:
         self.queries: list[tuple[str, int | None]] = []
         self.scores = [0.9 - 0.1 * n for n in range(len(chunks))]
         self.threads: set[str] = set()
+        self.foretold: list[tuple[int, int]] = []
         self.is_closed = False
 
     def search(self, query: str, *, k: int | None = None) -> list[Hit]:
@@ -113,6 +115,10 @@ class ToldPipeline:
         self.threads.add(threading.current_thread().name)
         found = zip(self.catalog.rows.items(), self.scores, strict=True)
         return [Hit(row, chunk, score) for (row, chunk), score in found][:k]
+
+    def foretell_kv(self, prompt: Any, policy: Any, n_new: int) -> dict[int, int]:
+        self.foretold.append((len(prompt.pieces), n_new))
+        return {}
 
     def close(self) -> None:
         self.is_closed = True

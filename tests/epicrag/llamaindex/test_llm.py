@@ -246,3 +246,27 @@ def test_an_answer_without_a_word_still_has_its_receipt(llm, engine):
     assert response.raw["usage"]["prompt_tokens"] == 321
     (only,) = llm.stream_chat(ASKED)
     assert only.raw["receipt"]["policy"] == "legolink(8)"
+
+
+def test_every_verb_stops_a_model_that_repeats_itself(llm, engine):
+    engine.answer = ("The code ", "is 4471 today. ", "The code is 4471 today. ", "The code ")
+
+    async def awaited():
+        chat, completion = await llm.achat(ASKED), await llm.acomplete("q")
+        chats = await gathered(llm.astream_chat(ASKED))
+        completions = await gathered(llm.astream_complete("q"))
+        return chat, completion, chats[-1], completions[-1]
+
+    *_, chat = llm.stream_chat(ASKED)
+    *_, completion = llm.stream_complete("q")
+    found = [llm.chat(ASKED), llm.complete("q"), chat, completion, *asyncio.run(awaited())]
+    for response in found:
+        text = response.text if hasattr(response, "text") else response.message.content
+        assert text == "The code is 4471 today. The code is 4471 today. "
+        assert response.raw["finish_reason"] == "repeats"
+
+
+def test_the_pipeline_can_say_what_has_to_be_computed_first(llm, pipeline):
+    llm.chat(documents("a", "b"), max_tokens=9)
+    llm.chat(ASKED)
+    assert pipeline.foretold == [(2, 9)]

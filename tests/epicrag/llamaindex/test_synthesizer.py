@@ -194,3 +194,22 @@ def test_events_tell_synthesis_response_and_model_in_their_order(llm, nodes, eve
     ends = ["LLMChatEndEvent", "GetResponseEndEvent", "SynthesizeEndEvent"]
     # A stream is handed out before it ends.
     assert named[3:] == ([*ends[1:], ends[0]] if way[0] else ends)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_that_repeats_itself_is_stopped_and_told(llm, engine, nodes, way):
+    engine.answer = ("The museum ", "code is 4471. ", "The museum code is 4471. ", "The ")
+    response, text = answer(llm, nodes, way)
+    assert text == "The museum code is 4471. [1] The museum code is 4471. [1]"
+    assert response.metadata["notes"] == ["the model began to repeat itself, and was stopped"]
+    assert engine.generations[0].given == 4
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_notes_say_what_a_reader_should_know(llm, engine, nodes, way):
+    assert answer(llm, nodes, way)[0].metadata["notes"] == []
+    engine.answer, engine.fits, engine.reason = ("Paris, croissant.",), 2, "length"
+    fit, short, doubt = answer(llm, nodes, way)[0].metadata["notes"]
+    assert fit.startswith("1 of 3 passages did not fit")
+    assert short == "the answer was cut short at max_tokens"
+    assert "words were not found in them" in doubt
