@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -85,7 +86,7 @@ def bench(
     if plot:
         drawing.check()
     given: dict[str, Any] = {
-        "policies": split_names(policies) if policies else None,
+        "policies": None if policies is None else split_names(policies),
         "prompts": prompts,
         "runs": runs,
         "answer_tokens": answer_tokens,
@@ -126,8 +127,15 @@ def _sized(options: Options, tokens: int | None, chunks: int | None) -> Options:
 
 def _refuse_unwritable(target: Path | None) -> None:
     """Say it before minutes of work, not after."""
-    if target is not None and not target.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {target.absolute().parent}", "make it first")
+    if target is None:
+        return
+    folder = target.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}", "make it first")
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder", "name a file in it")
+    if not os.access(target if target.exists() else folder, os.W_OK):
+        raise UsageError(f"{target} cannot be written", "name another file")
 
 
 def _save(report: Report, target: Path) -> None:

@@ -75,7 +75,7 @@ def evaluate(
     from epicrag.questions import read_items
 
     out = common.output
-    least = parse_least(fail_under) if fail_under else {}
+    least = {} if fail_under is None else parse_least(fail_under)
     items = read_items(gold)
     check_items(items)
     chosen = items[:limit]

@@ -265,7 +265,12 @@ def run(
 
 def split_names(text: str) -> tuple[str, ...]:
     """Return the policies of a comma-separated list; commas inside of brackets part nothing."""
-    return tuple(name.strip() for name in re.split(r",(?![^()]*\))", text) if name.strip())
+    names = tuple(name.strip() for name in re.split(r",(?![^()]*\))", text))
+    if not all(names):
+        raise UsageError(
+            f"{text!r} is no list of policies", 'name some, as in "none,legolink(16)@isolated"'
+        )
+    return names
 
 
 def variants_of(names: Sequence[str], mode: str) -> list[Variant]:
@@ -277,6 +282,11 @@ def variants_of(names: Sequence[str], mode: str) -> list[Variant]:
     for name in (*ALWAYS, *names):
         text, _, own = name.partition("@")
         policy = parse_policy(text)
+        if own and policy.compile_mode and own.strip() != policy.compile_mode:
+            raise UsageError(
+                f"{policy.name} is defined with the compile mode {policy.compile_mode}, not {own.strip()}",
+                f"leave out @{own.strip()}",
+            )
         chosen = policy.compile_mode or check_mode(own.strip() or mode)
         reuses = policy.reuse == "chunks"
         # Full and prefix read no compiled chunks: a mode would only list them twice.
@@ -454,7 +464,10 @@ def _row(state: _Run, variant: Variant) -> Row:
     hits = [_beyond_prefix(one, prefix[n]) for n, one in found.items() if n in prefix]
     ratios = [full[n].first_token_ms / one.first_token_ms for n, one in found.items() if n in full]
     decoded = sum(one.decode_tokens for one in found.values())
-    kl = sorted((kl for kl, _ in measured.fidelity.values()), reverse=True)
+    # Where one answer's logits were no numbers, nothing can be said of the policy's fidelity.
+    sound = not any(math.isnan(kl) for kl, _ in measured.fidelity.values())
+    fidelity = list(measured.fidelity.values()) if sound else []
+    kl = sorted((kl for kl, _ in fidelity), reverse=True)
     worst = kl[: math.ceil(len(kl) / 10)]
     compile_ms = _compile_ms(state, variant)
     saved = _median([full[n].first_token_ms - one.first_token_ms for n, one in found.items()])
@@ -479,7 +492,7 @@ def _row(state: _Run, variant: Variant) -> Row:
         kl=_mean(kl),
         kl_median=_median(kl),
         kl_worst_decile=_mean(worst),
-        top1=_mean([same for _, same in measured.fidelity.values()]),
+        top1=_mean([same for _, same in fidelity]),
         compile_ms=compile_ms,
         break_even=compile_ms / saved if compile_ms and saved and saved > 0 else None,
     )

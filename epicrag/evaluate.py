@@ -13,7 +13,7 @@ from epicrag.errors import UsageError
 from epicrag.ingest import Event, Progress
 from epicrag.machine import describe
 from epicrag.questions import Item
-from epicrag.scores import Mean, contains, exact_match, f1, holds, mean_of, rouge_l
+from epicrag.scores import Mean, contains, exact_match, f1, holds, mean_of, rouge_l, words
 
 if TYPE_CHECKING:
     from epicrag.pipeline import Pipeline
@@ -81,9 +81,15 @@ def check_items(items: Sequence[Item]) -> None:
     for item in items:
         if item.answerable and not item.answers:
             raise UsageError(
-                f"{item.where}: no answers to {item.question!r}",
+                f"{item.where}: no answers to {item.question[:80]!r}",
                 'add "answers": ["…"], or "answerable": false',
             )
+        for answer in item.answers:
+            if not words(answer):
+                raise UsageError(
+                    f"{item.where}: the answer {answer[:80]!r} has no word that counts",
+                    "articles and punctuation are not scored: give what else is right",
+                )
 
 
 def parse_least(text: str) -> dict[str, float]:
@@ -96,10 +102,10 @@ def parse_least(text: str) -> dict[str, float]:
             value = float(number)
         except ValueError:
             value = -1.0
-        if key not in METRICS or not 0 <= value <= 1:
+        if key not in METRICS or not 0 <= value <= 1 or key in least:
             raise UsageError(
                 f"cannot fail under {part.strip()!r}",
-                f"write metric=number, from 0 to 1; metrics are {', '.join(METRICS)}",
+                f"write metric=number, from 0 to 1, each once; metrics are {', '.join(METRICS)}",
             )
         least[key] = value
     return least

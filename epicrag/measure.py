@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -94,9 +95,14 @@ def forced(engine: Engine, prompt: Prompt, variant: Variant, answer: Sequence[in
 
 
 def divergence(want: Tensor, got: Tensor) -> tuple[float, float]:
-    """Mean KL per token in nats, and the share of tokens with the same first choice, of (A, V) each."""
+    """Mean KL per token in nats, and the share of tokens with the same first choice, of (A, V) each.
+
+    Not a number where one of them is not: rounding may leave a little less than 0, nothing else becomes 0.
+    """
     kl = (want.exp() * (want - got)).sum(-1).mean()
     same = (want.argmax(-1) == got.argmax(-1)).double().mean()
+    if not bool(want.isfinite().all() and got.isfinite().all()):
+        return math.nan, math.nan
     return max(0.0, float(kl)), float(same)
 
 

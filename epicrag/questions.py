@@ -91,7 +91,7 @@ def _from_json(path: Path, lines: _Lines) -> Iterator[Item]:
     for number, line in lines:
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             _refuse(path, number, f"not JSON: {error}")
         if not isinstance(value, dict):
             _refuse(path, number, "not a JSON object")
@@ -129,7 +129,7 @@ def _list(value: object) -> list[object]:
 
 def _texts(value: dict[str, Any], many: str, one: str) -> tuple[str, ...]:
     """Texts under either name, as a list or alone; empty ones are none."""
-    found = value.get(many, value.get(one))
+    found = value.get(one) if value.get(many) is None else value[many]
     texts = [] if found is None else found if isinstance(found, list) else [found]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError(f"{many} must be texts")

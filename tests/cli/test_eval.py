@@ -72,6 +72,10 @@ def test_fail_under_exits_with_a_code_of_its_own(cli, gold):
     assert "| F1" in run.out
 
 
+def test_an_empty_gate_is_no_gate_that_passes(cli, gold):
+    assert cli("eval", "gold.jsonl", "--fail-under", "").code == 2
+
+
 def test_limit_takes_the_first(cli, gold):
     assert cli("eval", "gold.jsonl", "--limit", "1", "--json").json["questions"] == 1
 

@@ -226,6 +226,14 @@ def test_policies_are_listed_once_and_always_after_the_reference():
     ]
     with pytest.raises(UsageError, match="sideways"):
         variants_of(("none@sideways",), "prefix")
+    with pytest.raises(UsageError, match="is defined with the compile mode sink"):
+        variants_of(("legolink-0@isolated",), "prefix")
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", "none,,full"])
+def test_a_list_that_names_nothing_is_refused(text):
+    with pytest.raises(UsageError, match="is no list of policies"):
+        split_names(text)
 
 
 def test_commas_inside_of_brackets_part_no_names():

@@ -128,7 +128,7 @@ def test_least_is_read_whatever_its_case():
     assert parse_least("F1=0.4, EM=0,rouge-l=1") == {"f1": 0.4, "em": 0, "rouge_l": 1}
 
 
-@pytest.mark.parametrize("text", ["F2=0.4", "F1", "F1=x", "F1=40", "F1=nan", ""])
+@pytest.mark.parametrize("text", ["F2=0.4", "F1", "F1=x", "F1=40", "F1=nan", "", "F1=0.4,f1=0.1"])
 def test_a_least_that_cannot_be_is_refused(text):
     with pytest.raises(UsageError, match="cannot fail under"):
         parse_least(text)
@@ -138,3 +138,8 @@ def test_a_line_without_answers_is_refused_before_anything_is_asked():
     with pytest.raises(UsageError, match="line 7: no answers"):
         check_items([DOOR, Item("Who?", line=7)])
     check_items([NOWHERE])
+
+
+def test_an_answer_of_which_nothing_is_scored_is_refused():
+    with pytest.raises(UsageError, match="line 3: the answer 'The...' has no word that counts"):
+        check_items([Item("Which band?", answers=("The The band", "The..."), line=3)])

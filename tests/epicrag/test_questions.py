@@ -79,3 +79,11 @@ def test_what_cannot_be_read_is_said_with_its_line(write, name, text, said):
 def test_a_file_that_is_not_there_is_said(tmp_path):
     with pytest.raises(UsageError, match=r"gone\.txt cannot be read"):
         read_items(tmp_path / "gone.txt")
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"question": ' + "[" * 100_000])
+def test_a_line_nested_without_end_is_refused_with_its_number(tmp_path, line):
+    path = tmp_path / "gold.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(UsageError, match="line 1: not JSON"):
+        read_items(path)
