@@ -21,6 +21,9 @@ every kind. float16 stays ahead to about 96 rows, int8 to about 48."""
 GROUP = 128
 """Columns that share a factor in int8: a unit of rounding that a few large weights cannot coarsen far."""
 
+_FLOAT16_ENDS = 65520
+"""From here on a number is rounded to infinity."""
+
 _LANES = 8
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -65,12 +68,13 @@ def pack(weight: Tensor, kind: Kind, group: int = GROUP) -> Packed:
     if weight.ndim != 2:
         raise ValueError(f"a weight has rows and columns, not the shape {tuple(weight.shape)}")
     n, k = weight.shape
-    filled = pad(weight.detach().cpu(), (0, -k % _LANES))
+    filled = weight.detach().cpu()
+    if k % _LANES:
+        filled = pad(filled, (0, -k % _LANES))
     if kind != "int8":
-        narrow = filled.to(_DTYPES[kind]).contiguous()
-        if kind == "float16" and bool(torch.isinf(narrow).any()):
+        if kind == "float16" and n and max(map(abs, map(float, filled.aminmax()))) >= _FLOAT16_ENDS:
             raise ValueError("the weight is too large for float16")
-        return Packed(kind, n, k, narrow)
+        return Packed(kind, n, k, filled.to(_DTYPES[kind]).contiguous())
     if group % _LANES:
         raise ValueError(f"groups of {group} columns: a multiple of {_LANES} is needed")
     group = min(group, filled.shape[1])

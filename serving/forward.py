@@ -51,8 +51,10 @@ def choose(model: ServedModel, stored: str, quantize: str) -> tuple[Fast | None,
     """
     try:
         fast, kind = _fast(model, stored, quantize)
-        with torch.inference_mode():
-            _prove(model, fast)
+        if not model.proofs.holds(kind):
+            with torch.inference_mode():
+                _prove(model, fast)
+            model.proofs.keep(kind)
     except (layout.UnknownLayoutError, RuntimeError, TypeError) as error:
         if quantize != "none":
             raise UsageError(

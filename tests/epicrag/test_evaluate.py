@@ -141,5 +141,5 @@ def test_a_line_without_answers_is_refused_before_anything_is_asked():
 
 
 def test_an_answer_of_which_nothing_is_scored_is_refused():
-    with pytest.raises(UsageError, match="line 3: the answer 'The...' has no word that counts"):
+    with pytest.raises(UsageError, match=r"line 3: the answer 'The...' has no word that counts"):
         check_items([Item("Which band?", answers=("The The band", "The..."), line=3)])
