@@ -19,7 +19,7 @@ from epicrag.serving.forward import choose
 from epicrag.serving.model import ServedModel
 from epicrag.serving.weights import stored_kind
 
-KNOWN = ["llama", "llama-yarn", "mistral", "qwen2", "qwen3", "phi3"]
+KNOWN = ["llama", "llama-yarn", "mistral", "qwen2", "qwen3", "phi3", "smollm3"]
 
 
 class Counted(Causal):
@@ -181,3 +181,18 @@ def test_real_model_is_decoded_fast_and_right(smollm2: Path):
         model = ServedModel.load(smollm2, device="cpu", dtype="float32", quantize=quantize)
         assert model.forward_kind.startswith("fast decoder")
         assert max(differences(model, n) for n in (1, 3, 20, 40)) < 1e-3
+
+
+def test_quantised_engine_keeps_its_kv_apart(checkpoint: Callable[[str], Path]):
+    from epicrag.serving.engine import Engine
+
+    plain, rounded = (
+        Engine.load(
+            checkpoint("llama"), name="x", device="cpu", dtype="float32", quantize=kind,
+            kv_memory_bytes=8 << 20,
+        )
+        for kind in ("none", "int8")
+    )  # fmt: skip
+    assert rounded.refusal is None
+    assert rounded.profile != plain.profile
+    assert not rounded.own_keys() & plain.own_keys()
