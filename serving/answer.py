@@ -27,6 +27,7 @@ class Placed(Protocol):
     layout: Layout
     plan: Plan
     computed: int
+    late: tuple[int, int]
     load_ms: float
     stitch_ms: float
     select_ms: float
@@ -139,15 +140,16 @@ class Answering:
         assert placed is not None
         cost = placed.plan
         exact, moved = cost.exact, cost.stitched
-        late = min(placed.computed, exact + moved)
-        from_stitched = min(late, moved)
-        compiled = f"{late} tokens were compiled during the request" if late else None
+        late_exact, late_moved = placed.late
+        late = late_exact + late_moved
+        done = placed.computed
+        compiled = f"{done} tokens were compiled during the request" if done else None
         receipt = types.Receipt(
             policy=self._policy,
             compile=self._mode,
             context_tokens=cost.context,
-            exact=exact - (late - from_stitched),
-            stitched=moved - from_stitched,
+            exact=exact - late_exact,
+            stitched=moved - late_moved,
             recomputed=cost.recomputed + late,
             fresh=cost.fresh,
             dropped_chunks=placed.layout.dropped,

@@ -82,6 +82,7 @@ class PlainPlaced:
         self.plan = plan(self.layout, Full(), {})
         self.linked = PlainLinked(model, self.layout.ids)
         self.computed = 0
+        self.late = (0, 0)
         self.load_ms = self.stitch_ms = 0.0
         self.select_ms = watch.lap()
 

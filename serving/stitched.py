@@ -31,6 +31,8 @@ class Stitched:
         self, engine: Engine, prompt: Prompt, policy: Policy, mode: str, n_new: int
     ) -> None:
         self._engine = engine
+        self.late = (0, 0)
+        """Rows that are read exact and stitched, of chunks that had to be compiled for this prompt."""
         self.computed = 0
         """Tokens that had to be compiled for this prompt, because no tier had them."""
         self._pins: list[Recipe] = []
@@ -58,12 +60,15 @@ class Stitched:
         exact: dict[int, bool] = {}
         ids = self.layout.ids
         system = 0
+        late: set[int] = set()
         if self.policy.reuse == "chunks":
             system = self._find_private(ids, recipes, resident, exact)
             for index, recipe in recipes.items():
                 resident[index], computed = engine.cache.acquire(recipe)
                 self._pins.append(recipe)
                 self.computed += computed
+                if computed:
+                    late.add(index)
                 start = self.layout.segments[index].start
                 exact[index] = len(recipe.behind) == start and recipe.behind == ids[:start]
         self.load_ms = watch.lap()
@@ -73,6 +78,11 @@ class Stitched:
         if self.policy.reuse == "prefix":
             self._prefix = engine.prefixes.match(ids)
             self.plan = plan_prefix(self.layout, self._prefix.length)
+        read = [part for part in self.plan.reused if part.segment in late]
+        self.late = (
+            sum(part.n_rows for part in read if exact[part.segment]),
+            sum(part.n_rows for part in read if not exact[part.segment]),
+        )
         self.select_ms += watch.lap()
         self._linked = stitch(
             engine.model, engine.pool, engine.layers, self.layout, self.plan, resident, n_new

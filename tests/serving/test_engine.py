@@ -436,3 +436,16 @@ def test_a_digest_that_cannot_be_remembered_is_computed_again(checkpoint, tmp_pa
     (tmp_path / "cache").write_text("a file where a folder should be")
     first = load(checkpoint, tmp_path, cache_folder=tmp_path / "cache").fingerprint
     assert load(checkpoint, tmp_path, cache_folder=tmp_path / "cache").fingerprint == first
+
+
+def test_of_a_chunk_compiled_in_the_request_only_what_is_read_counts_as_late(tiny_engine):
+    engine = tiny_engine("llama")
+    known, new = Piece(TEXTS[0]), Piece("mats and cats and hats by the red door said hello 42")
+    run(engine, Prompt("who", (known,)), LegoLink(3), mode="isolated")
+    _, late = run(engine, Prompt("who", (known, new)), LegoLink(3), mode="isolated")
+    _, warm = run(engine, Prompt("who", (known, new)), LegoLink(3), mode="isolated")
+    first, second = late.receipt, warm.receipt
+    n_new = len(engine.chat.chunk_ids(new.text)) - len(engine.tokenizer.ids("\n\n["))
+    assert first.context_tokens == second.context_tokens
+    assert second.stitched - first.stitched == first.recomputed - second.recomputed == n_new - 3
+    assert first.exact + first.stitched + first.recomputed == first.context_tokens
