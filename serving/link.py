@@ -222,39 +222,24 @@ def stitch(
     tables are made, no key or value is touched. DeviceError when the private rows do not fit.
     """
     changes = sorted({(part.segment, part.alpha) for part in plan.reused if part.alpha})
-    runs = pool.allocate(len(plan.positions) + n_new + len(changes))
+    n_tokens = len(plan.positions) + n_new
+    runs = pool.allocate(n_tokens + len(changes))
     try:
-        return _laid(model, pool, layers, layout, plan, resident, n_new, changes, runs)
+        every = torch.cat([torch.arange(run.start, run.start + run.length) for run in runs])
+        rows = every[:n_tokens].to(model.device)
+        new = torch.arange(layout.n_tokens, layout.n_tokens + n_new)
+        places = torch.cat([torch.tensor(plan.positions, dtype=torch.int64), new]).to(model.device)
+        change_of = dict(zip(changes, every[n_tokens:].tolist(), strict=False))
+        shared: list[ops.Span] = []
+        for part in plan.reused:
+            start = layout.segments[part.segment].start
+            change = change_of[part.segment, part.alpha] if part.alpha else -1
+            shared.extend(_spans(part, start, resident[part.segment], change))
+        fixes = _fixes(layout, plan, resident, change_of)
+        return Linked(model, pool, layers, layout, plan, shared, runs, rows, places, fixes)
     except BaseException:
         pool.release(runs)
         raise
-
-
-def _laid(
-    model: ServedModel,
-    pool: Pool,
-    layers: ops.Layers,
-    layout: Layout,
-    plan: Plan,
-    resident: dict[int, tuple[Run, ...]],
-    n_new: int,
-    changes: Sequence[tuple[int, Alpha]],
-    runs: tuple[Run, ...],
-) -> Linked:
-    """`stitch`, once it has its rows."""
-    n_tokens = len(plan.positions) + n_new
-    every = torch.cat([torch.arange(run.start, run.start + run.length) for run in runs])
-    rows = every[:n_tokens].to(model.device)
-    new = torch.arange(layout.n_tokens, layout.n_tokens + n_new)
-    places = torch.cat([torch.tensor(plan.positions, dtype=torch.int64), new]).to(model.device)
-    change_of = dict(zip(changes, every[n_tokens:].tolist(), strict=False))
-    shared: list[ops.Span] = []
-    for part in plan.reused:
-        start = layout.segments[part.segment].start
-        change = change_of[part.segment, part.alpha] if part.alpha else -1
-        shared.extend(_spans(part, start, resident[part.segment], change))
-    fixes = _fixes(layout, plan, resident, change_of)
-    return Linked(model, pool, layers, layout, plan, shared, runs, rows, places, fixes)
 
 
 def _spans(part: Reused, start: int, runs: tuple[Run, ...], change: int) -> list[ops.Span]:
