@@ -8,6 +8,7 @@ change are copied, one layer at a time, into the same scratch.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -34,9 +35,7 @@ class _Call:
     high: int
     causal: bool = False  # queries and keys are the same tokens in the same order
     mask: Tensor | None = None  # (high - low or 1, length): 0 or minus infinity
-    blind: Tensor | None = (
-        None  # (high - low,): queries that the mask leaves nothing, where there are any
-    )
+    blind: Tensor | None = None  # (high - low,): queries that see nothing, where there are any
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,25 +108,21 @@ def _calls_of(
 ) -> list[_Call]:
     """Split the queries at a span: those that see all of it, those that see a part, those that see nothing."""
     length, n_queries = span.length, len(place)
-    if not length or not n_queries:
+    n_hidden = 0 if span.holes is None else len(span.holes)
+    if n_hidden == length or not n_queries:
         return []
     first, last = span.first, span.last
-    some = _first_at(place, first)  # queries [some, ...) stand at or behind the first row
-    whole = _first_at(place, last)
-    gone, out = (
-        n_queries,
-        n_queries,
-    )  # with a window: rows begin to fall out, and have all fallen out
+    some = bisect_left(place, first)  # queries [some, ...) stand at or behind the first row
+    whole = bisect_left(place, last)
+    gone = out = n_queries  # with a window: where rows begin to fall out, and have all fallen out
     if window is not None:
-        gone, out = _first_at(place, first + window), _first_at(place, last + window)
+        gone, out = bisect_left(place, first + window), bisect_left(place, last + window)
     hidden = None
-    if span.holes is not None and len(span.holes):
+    if n_hidden:
         hidden = torch.zeros(1, length)
         hidden[0, span.holes] = float("-inf")
     calls = []
     low, high = max(some, whole), min(gone, out)
-    if span.holes is not None and len(span.holes) == length:
-        return []
     if low < high:
         calls.append(_Call(index, span.start, 0, length, turn, low, high, mask=hidden))
     partial = [(some, low), (high, out)] if low < high else [(some, out)]
@@ -155,13 +150,6 @@ def _calls_of(
             if not blind.all():
                 calls.append(replace(call, blind=blind) if blind.any() else call)
     return calls
-
-
-def _first_at(place: list[int], position: int) -> int:
-    """Index of the first query at or behind a position."""
-    from bisect import bisect_left
-
-    return bisect_left(place, position)
 
 
 def _turn_all(queries: Tensor, prepared: Prepared) -> Tensor:
