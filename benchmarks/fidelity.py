@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from epicrag.measure import divergence
 from epicrag.serving.engine import Engine
 from epicrag.serving.policies import Full, parse_policy
 from epicrag.serving.prompt import Piece, Prompt
@@ -118,15 +119,15 @@ def measure(
         )
         asked = Prompt(item["question"], pieces)
         got, cost = forced(engine, asked, policy, mode.rstrip("*"), answer)
-        divergence = (want.exp() * (want - got)).sum(-1)
+        kl, same = divergence(want, got)
         gold = torch.tensor(answer)[:, None]
         yield {
             "set": item["set"],
             "id": item["id"],
             "mode": mode,
             "policy": policy,
-            "kl": float(divergence.mean()),
-            "top1": float((want.argmax(-1) == got.argmax(-1)).float().mean()),
+            "kl": kl,
+            "top1": same,
             "gold_ll": float(got.gather(1, gold).mean()),
             "gold_ll_full": float(want.gather(1, gold).mean()),
             "share": cost.recomputed / (cost.exact + cost.stitched + cost.recomputed),

@@ -22,6 +22,7 @@ from check_reuse import questions_of
 from fidelity import forced, table
 
 from epicrag.config import load_config
+from epicrag.measure import divergence
 from epicrag.pipeline import Pipeline
 from epicrag.serving.policies import Full
 from epicrag.serving.prompt import Prompt
@@ -61,14 +62,15 @@ def measure(
     for mode in modes:
         for policy in policies:
             got, cost = forced(engine, prompt, policy, mode, answer)
+            kl, same = divergence(want, got)
             context = cost.exact + cost.stitched + cost.recomputed
             rows.append(
                 {
                     "id": prompt.question,
                     "mode": mode,
                     "policy": policy,
-                    "kl": float((want.exp() * (want - got)).sum(-1).mean()),
-                    "top1": float((want.argmax(-1) == got.argmax(-1)).float().mean()),
+                    "kl": kl,
+                    "top1": same,
                     "gold_ll": float(got.gather(1, gold).mean()),
                     "gold_ll_full": float(want.gather(1, gold).mean()),
                     "share": cost.recomputed / context,
