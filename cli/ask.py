@@ -133,7 +133,7 @@ def _print_deltas(out: Output, stream: AnswerStream) -> None:
 def _show_chunks(out: Output, hits: tuple[Hit, ...]) -> None:
     for n, hit in enumerate(hits, 1):
         chunk = hit.chunk
-        place = out.place(chunk.document, chunk.place.page, chunk.place.lines)
+        place = out.place(chunk.document, chunk.place)
         out.linked_note(f"--- [{n}] ", place, f" · score {hit.score:.3f} · {chunk.n_tokens} tokens")
         out.note(chunk.model_text.rstrip())
     out.note("---")
@@ -147,7 +147,7 @@ def _show_sources(out: Output, answer: Answer) -> None:
         out.note("\nSources:" if cited else "\nRead, but not cited:")
     for source in listed:
         heading = f" · {line_of(source.heading)}" if source.heading else ""
-        place = out.place(source.path, source.page, source.lines)
+        place = out.place(source.path, source)
         out.linked_note(f"[{source.n}] ", place, heading)
 
 

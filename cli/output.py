@@ -16,6 +16,7 @@ from urllib.parse import quote_from_bytes
 import typer
 
 from epicrag.errors import EpicragError
+from epicrag.types import Place, Source
 
 SCHEMA_VERSION = 1
 BROKEN_PIPE = 141
@@ -75,9 +76,9 @@ class Output:
     def failure(self, error: EpicragError) -> None:
         self.error(error.code, error.message, error.hint)
 
-    def place(self, path: str, page: int | None, lines: tuple[int, int] | None) -> str:
+    def place(self, path: str, place: Place | Source) -> str:
         """Where a passage stands, for stderr: a link where a person can click it."""
-        text = clean(place_of(path, page, lines))
+        text = clean(place_of(path, place))
         is_link = sys.stderr.isatty() and not self.no_color and "NO_COLOR" not in os.environ
         return f"\x1b]8;;{_url(path)}\x1b\\{text}\x1b]8;;\x1b\\" if is_link else text
 
@@ -129,18 +130,21 @@ def shown(path: str) -> str:
     return path
 
 
-def place_of(path: str, page: int | None, lines: tuple[int, int] | None) -> str:
-    """Where a passage stands, as `file:3-9` or `file, p. 2`."""
-    return line_of(shown(path)) + _where(page, lines)
+def place_of(path: str, place: Place | Source) -> str:
+    """Where a passage stands, as `file:3-9`, `file, p. 2` or `file, sheet Sales, A4:F17`."""
+    return line_of(shown(path) + _where(place))
 
 
-def _where(page: int | None, lines: tuple[int, int] | None) -> str:
-    if page is not None:
-        return f", p. {page}"
-    if lines is None:
-        return ""
-    first, last = lines
-    return f":{first}" if first == last else f":{first}-{last}"
+def _where(place: Place | Source) -> str:
+    lines = f":{_span(*place.lines)}" if place.lines else ""
+    cells = f", {_span(*place.cells, joint=':')}" if place.cells else ""
+    if place.part is not None:
+        return f", {place.part}{lines.replace(':', ', line ')}{cells}"
+    return f", p. {place.page}" if place.page is not None else lines + cells
+
+
+def _span(first: object, last: object, joint: str = "-") -> str:
+    return f"{first}" if first == last else f"{first}{joint}{last}"
 
 
 def _url(path: str) -> str:

@@ -38,7 +38,7 @@ def search(
 def _show(out: Output, rank: int, hit: Hit) -> None:
     place = hit.chunk.place
     heading = f" · {line_of(place.heading)}" if place.heading else ""
-    where = place_of(hit.chunk.document, place.page, place.lines)
+    where = place_of(hit.chunk.document, place)
     out.text(f"{rank:>2}. {hit.score:.3f}  {where}{heading}")
     out.text(f"    {snippet(hit.chunk.text)}")
 
@@ -61,6 +61,8 @@ def hit_json(rank: int, hit: Hit) -> dict[str, object]:
         "page": chunk.place.page,
         "lines": chunk.place.lines,
         "heading": chunk.place.heading,
+        "part": chunk.place.part,
+        "cells": chunk.place.cells,
         "chunk": chunk.id,
         "text": chunk.text,
     }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from epicrag.types import Unread
 
 if TYPE_CHECKING:
-    from epicrag.types import Anchor, Block
+    from collections.abc import Mapping
+
+    from epicrag.types import Anchor, Block, MetaValue, Table
 
 MEBIBYTE = 1 << 20
 MAX_FILE_BYTES = 100 * MEBIBYTE
@@ -34,6 +36,8 @@ class Parsed:
     encoding: str | None = None
     anchors: tuple[Anchor, ...] = ()
     blocks: tuple[Block, ...] = ()
+    tables: tuple[Table, ...] = ()
+    meta: Mapping[str, MetaValue] = field(default_factory=dict)
 
 
 def file_too_big(size: int, limit: int) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from epicrag.connectors.headings import Headings
-from epicrag.types import Anchor, Block, BlockKind
+from epicrag.types import Anchor, Block, BlockKind, Table
 
 
 class Draft:
     """Collects text, and notes page, line and heading as they change.
 
+    `page`, `line`, `part` and `cell` are set by the caller, and hold from the next text on.
     Blocks are written one after the other: `open`, `write` any number of times, `close`. What a block
     holds is stripped, and a block of white space alone leaves no trace.
     """
@@ -18,6 +21,9 @@ class Draft:
         self.headings = Headings()
         self.page: int | None = None
         self.line: int | None = None
+        self.part: str | None = None
+        self.cell: str | None = None
+        self._tables: list[Table] = []
         self._heading: str | None = None
         self._parts: list[str] = []
         self._anchors: list[Anchor] = []
@@ -81,6 +87,16 @@ class Draft:
         """All text written so far."""
         return "".join(self._parts)
 
+    def table(self, start: int, head: str) -> None:
+        """Say that what was written from character `start` on is a table under this head."""
+        first = next((block.start for block in self.blocks if block.start >= start), None)
+        if head and first is not None:
+            self._tables.append(Table(first, self._length, head))
+
+    def tables(self) -> tuple[Table, ...]:
+        """The tables, in order."""
+        return tuple(self._tables)
+
     def anchors(self) -> tuple[Anchor, ...]:
         """The places of the text; the first stands at 0."""
         return tuple(self._anchors)
@@ -102,9 +118,9 @@ class Draft:
             self._anchors.pop()
 
     def _anchor(self) -> None:
-        anchor = Anchor(self._length, self.page, self.line, self._heading)
+        anchor = Anchor(self._length, self.page, self.line, self._heading, self.part, self.cell)
         last = self._anchors[-1] if self._anchors else None
-        if last and (last.page, last.line, last.heading) == (self.page, self.line, self._heading):
+        if last and replace(last, start=anchor.start) == anchor:
             return
         if last and last.start == anchor.start:
             self._anchors.pop()
@@ -117,7 +133,8 @@ class Draft:
         line = self.line
         while self._anchors and self._anchors[-1].start >= self._start:
             line = self._anchors.pop().line
-        self._anchors.append(Anchor(self._start, self.page, line, self._heading))
+        place = Anchor(self._start, self.page, line, self._heading, self.part, self.cell)
+        self._anchors.append(place)
 
     def text_from(self, start: int) -> str:
         """Return the text from character `start` on; cheap near the end."""

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Literal, NamedTuple
 
-Reader = Literal["text", "markdown", "html", "pdf", "code"]
 
-_TEXT = {"txt", "text", "log"}
-_MARKDOWN = {"md", "markdown", "mdown", "mkd"}
-_HTML = {"html", "htm", "xhtml"}
+class Format(NamedTuple):
+    """A format that is read: how it is called, and the function that reads it."""
+
+    name: str
+    extensions: frozenset[str]
+    function: str
+    """`module:name` below `epicrag.connectors`. From text: `f(text, encoding)`; from bytes: `f(data, limits)`.
+    Both return `Parsed | Unread`."""
+    takes: Literal["text", "bytes"]
+
+
+def _format(name: str, extensions: str, function: str, takes: Literal["text", "bytes"]) -> Format:
+    return Format(name, frozenset(extensions.split()), function, takes)
+
+
+FORMATS = (
+    _format("text", "txt text log", "text:parse_text", "text"),
+    _format("markdown", "md markdown mdown mkd", "markdown:parse_markdown", "text"),
+    _format("html", "html htm xhtml", "html:parse_html", "text"),
+    _format("pdf", "pdf", "pdf:parse_pdf", "bytes"),
+)
+"""Every format but source code, which is known by many names."""
+_BY_EXTENSION = {extension: format for format in FORMATS for extension in format.extensions}
+_CODE = Format("code", frozenset(), "code:parse_code", "text")
 
 CODE_MEDIA = {
     "py": "text/x-python", "pyi": "text/x-python", "pyw": "text/x-python",
@@ -112,21 +132,16 @@ def extension_of(path: str) -> str:
     return os.path.splitext(os.path.basename(path))[1][1:].lower()
 
 
-def reader_of(path: str) -> Reader | None:
-    """Which reader takes a file of this name; None when none does."""
+def format_of(path: str) -> Format | None:
+    """The format of a file of this name; None when no reader takes it."""
     extension, name = extension_of(path), os.path.basename(path).lower()
-    by_extension: list[tuple[Reader, set[str] | dict[str, str]]] = [
-        ("text", _TEXT), ("markdown", _MARKDOWN), ("html", _HTML), ("pdf", {"pdf"}),
-        ("code", CODE_MEDIA),
-    ]  # fmt: skip
-    for reader, extensions in by_extension:
-        if extension in extensions:
-            return reader
-    if name in _BARE_CODE:
-        return "code"
+    if extension in _BY_EXTENSION:
+        return _BY_EXTENSION[extension]
+    if extension in CODE_MEDIA or name in _BARE_CODE:
+        return _CODE
     # README.Debian, LICENSE.MIT: what follows the dot is no format
-    stem = name.partition(".")[0]
-    return "text" if stem in _BARE_TEXT and extension not in _NAMES else None
+    is_text = name.partition(".")[0] in _BARE_TEXT and extension not in _NAMES
+    return _BY_EXTENSION["txt"] if is_text else None
 
 
 def media_of(path: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from epicrag.connectors.base import Limits, Parsed, file_too_big, too_long
@@ -12,14 +14,14 @@ from epicrag.connectors.decode import decode, is_blank
 from epicrag.connectors.formats import (
     extension_of,
     foreign_content,
+    format_of,
     media_of,
-    reader_of,
     unsupported_reason,
 )
 from epicrag.types import Document, Unread
 
 if TYPE_CHECKING:
-    from epicrag.connectors.formats import Reader
+    from epicrag.connectors.formats import Format
 
 __all__ = ["Limits", "read", "supported"]
 
@@ -28,18 +30,18 @@ _NO_LIMITS = Limits()
 
 def supported(path: str) -> bool:
     """Is there a reader for files of this name?"""
-    return reader_of(path) is not None
+    return format_of(path) is not None
 
 
 def read(path: str, *, limits: Limits = _NO_LIMITS) -> Document | Unread:
     """Read a file; what cannot be read is an `Unread` that says why. Bad content never raises."""
-    reader = reader_of(path)
-    if reader is None:
+    form = format_of(path)
+    if form is None:
         return Unread("unsupported", unsupported_reason(path))
     data = _load(path, limits.max_file_bytes)
     if isinstance(data, Unread):
         return data
-    parsed = _guarded(reader, path, data, limits)
+    parsed = _guarded(form, path, data, limits)
     if isinstance(parsed, Unread):
         return parsed
     if is_blank(parsed.text):
@@ -53,6 +55,8 @@ def read(path: str, *, limits: Limits = _NO_LIMITS) -> Document | Unread:
         encoding=parsed.encoding,
         anchors=parsed.anchors,
         blocks=parsed.blocks,
+        tables=parsed.tables,
+        meta=parsed.meta,
     )
 
 
@@ -73,53 +77,44 @@ def _load(path: str, max_bytes: int) -> bytes | Unread:
     return data
 
 
-def _guarded(reader: Reader, path: str, data: bytes, limits: Limits) -> Parsed | Unread:
+def _guarded(form: Format, path: str, data: bytes, limits: Limits) -> Parsed | Unread:
     """Run a reader. A fault in it or in its library costs this file, not the run."""
     try:
-        return _parse(reader, path, data, limits)
+        return _parse(form, path, data, limits)
     except Exception as error:  # noqa: BLE001 - whatever a parser raises on hostile bytes
         name = type(error).__name__
-        return Unread("failed", f"the {reader} reader could not read it: {name}: {error}"[:500])
+        return Unread("failed", f"the {form.name} reader could not read it: {name}: {error}"[:500])
 
 
-def _parse(reader: Reader, path: str, data: bytes, limits: Limits) -> Parsed | Unread:
-    if reader == "pdf":
-        from epicrag.connectors.pdf import parse_pdf
-
-        return parse_pdf(data, limits)
+def _parse(form: Format, path: str, data: bytes, limits: Limits) -> Parsed | Unread:
+    parse = _function(form)
+    if form.takes == "bytes":
+        return parse(data, limits)
     if (content := foreign_content(data)) is not None:
         return Unread("unsupported", f"named .{extension_of(path)}, but it holds {content}")
-    decoded = decode(data, _declared(reader, data))
+    decoded = decode(data, _declared(form, data))
     if isinstance(decoded, Unread):
         return decoded
     if len(decoded.text) > limits.max_chars:
         return too_long(len(decoded.text), limits.max_chars)
     if is_blank(decoded.text):
         return Unread("empty", "no text in it" if data else "0 bytes")
-    return _parse_text(reader, path, decoded.text, decoded.encoding)
+    if form.name == "code":
+        return parse(decoded.text, media_of(path), decoded.encoding)
+    return parse(decoded.text, decoded.encoding)
 
 
-def _parse_text(reader: Reader, path: str, text: str, encoding: str) -> Parsed | Unread:
-    if reader == "html":
-        from epicrag.connectors.html import parse_html
-
-        return parse_html(text, encoding)
-    if reader == "markdown":
-        from epicrag.connectors.markdown import parse_markdown
-
-        return parse_markdown(text, encoding)
-    if reader == "code":
-        from epicrag.connectors.code import parse_code
-
-        return parse_code(text, media_of(path), encoding)
-    from epicrag.connectors.text import parse_text
-
-    return parse_text(text, encoding)
+def _function(form: Format) -> Callable[..., Parsed | Unread]:
+    """Import a reader: none is, before a file asks for it."""
+    module, name = form.function.split(":")
+    function: Callable[..., Parsed | Unread]
+    function = getattr(import_module(f"epicrag.connectors.{module}"), name)
+    return function
 
 
-def _declared(reader: Reader, data: bytes) -> str | None:
+def _declared(form: Format, data: bytes) -> str | None:
     """The character set that a file says it is in, where its format has a way to say so."""
-    if reader != "html":
+    if form.name != "html":
         return None
     from epicrag.connectors.html import declared_charset
 

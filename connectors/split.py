@@ -60,6 +60,8 @@ class _Splitter:
         code = [block for block in document.blocks if block.kind == "code"]
         self._code_starts = [block.start for block in code]
         self._code_ends = [block.end for block in code]
+        self._tables = document.tables
+        self._table_starts = [table.start for table in document.tables]
         self._pages = [
             after.start for before, after in pairwise(document.anchors) if after.page != before.page
         ]
@@ -181,8 +183,18 @@ class _Splitter:
     def _header_cost(self, start: int) -> int:
         """Tokens of the header that a chunk from here would have."""
         text = self._text[start : start + 500]
-        place = self._place(_skip_space(self._text, start), start + 1)
-        return self._count_header(chunk_header(*self._header_parts(place.heading, text), text))
+        first = _skip_space(self._text, start)
+        place = self._place(first, start + 1)
+        parts = self._header_parts(place.heading, text)
+        return self._count_header(chunk_header(*parts, text, self._table_head(first)))
+
+    def _table_head(self, first: int) -> str | None:
+        """The head of the table whose rows begin above `first`; None where it would crowd out the text."""
+        at = bisect_right(self._table_starts, first) - 1
+        if at < 0 or not self._tables[at].start < first < self._tables[at].end:
+            return None
+        head = self._tables[at].head
+        return head if self._count_header(head) <= self._budget * _MAX_HEADER_SHARE else None
 
     def _count_header(self, header: str) -> int:
         if header not in self._header_tokens:
@@ -197,9 +209,10 @@ class _Splitter:
         title, heading = self._header_parts(place.heading, text)
         if heading != place.heading:
             place = replace(place, heading=heading)
-        model_text = chunk_header(title, heading, text) + text
+        table = self._table_head(first)
+        model_text = chunk_header(title, heading, text, table) + text
         n_tokens = self._counter.count(model_text)
-        return Chunk(self._document.path, ordinal, start, end, text, title, place, n_tokens)
+        return Chunk(self._document.path, ordinal, start, end, text, title, place, n_tokens, table)
 
     def _header_parts(self, heading: str | None, text: str) -> tuple[str | None, str | None]:
         """Return title and heading, less of them where they would crowd out the text."""

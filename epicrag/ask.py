@@ -30,6 +30,8 @@ def sources_of(hits: Sequence[Hit]) -> tuple[Source, ...]:
             heading=hit.chunk.place.heading,
             chunk=hit.chunk.id,
             score=hit.score,
+            part=hit.chunk.place.part,
+            cells=hit.chunk.place.cells,
         )
         for n, hit in enumerate(hits, 1)
     )

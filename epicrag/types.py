@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 # --- documents -----------------------------------------------------------------------------------
 
 BlockKind = Literal["heading", "paragraph", "code", "row", "break"]
+MetaValue = str | int | float | bool | tuple[str, ...]
+"""What a document says of itself: a text, a number, a flag, or several texts (authors, tags)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,15 @@ class Place:
     """Where a span stands in its source, as a person would cite it."""
 
     page: int | None = None
-    """First page, counted from 1; None where the format has no pages."""
+    """First page, slide, sheet or message, counted from 1; None where the format has none."""
     lines: tuple[int, int] | None = None
     """First and last source line, counted from 1, both included; None where lines mean nothing."""
     heading: str | None = None
     """The headings above the span, outermost first, joined by " > "."""
+    part: str | None = None
+    """What to call the page where it is none: "slide 3", "sheet Sales", "cell 2 – cell 4"."""
+    cells: tuple[str, str] | None = None
+    """First and last cell of a sheet, as "A4" and "F17"; None in other formats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,8 @@ class Anchor:
     page: int | None = None
     line: int | None = None
     heading: str | None = None
+    part: str | None = None
+    cell: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,16 @@ class Block:
     start: int
     end: int
     kind: BlockKind
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table within a text. A chunk that begins below its first row is shown `head` above its text."""
+
+    start: int
+    end: int
+    head: str
+    """The line or lines that say what the columns are, without a line end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +85,10 @@ class Document:
     encoding: str | None = None
     anchors: tuple[Anchor, ...] = ()
     blocks: tuple[Block, ...] = ()
+    tables: tuple[Table, ...] = ()
+    """Sorted by start, not overlapping."""
+    meta: Mapping[str, MetaValue] = field(default_factory=dict)
+    """What the content says of itself, for filters: lower-case names such as author, date, year, subject."""
 
     def place(self, start: int, end: int) -> Place:
         """Return the place of `text[start:end]`: page and heading of its start, lines of both ends."""
@@ -83,7 +105,20 @@ def place_of(anchors: Sequence[Anchor], starts: Sequence[int], start: int, end: 
     lines = None
     if first.line is not None and last.line is not None:
         lines = (min(first.line, last.line), max(first.line, last.line))
-    return Place(page=first.page, lines=lines, heading=first.heading)
+    cells = None
+    if first.cell is not None and last.cell is not None:
+        cells = (first.cell, last.cell)
+    return Place(
+        page=first.page,
+        lines=lines,
+        heading=first.heading,
+        part=_part(first.part, last.part),
+        cells=cells,
+    )
+
+
+def _part(first: str | None, last: str | None) -> str | None:
+    return first if first == last or not first or not last else f"{first} – {last}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +137,14 @@ class Chunk:
     place: Place = field(default_factory=Place)
     n_tokens: int = 0
     """Tokens of `model_text` in the serving model's tokenizer; 0 until counted."""
+    table: str | None = None
+    """The head of the table that the text begins within; None when it begins elsewhere."""
 
     @property
     def header(self) -> str:
-        """The stable metadata the model sees above the text: title and heading, never path or date."""
-        return chunk_header(self.title, self.place.heading, self.text)
+        """The stable metadata the model sees above the text: title, heading and the head of a table that
+        was cut, never path or date."""
+        return chunk_header(self.title, self.place.heading, self.text, self.table)
 
     @property
     def model_text(self) -> str:
@@ -119,8 +157,11 @@ class Chunk:
         return hashlib.sha256(self.model_text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-def chunk_header(title: str | None, heading: str | None, text: str) -> str:
-    """Return the header line of a chunk, or "" where it would repeat how the text begins."""
+def chunk_header(
+    title: str | None, heading: str | None, text: str, table: str | None = None
+) -> str:
+    """Return the header of a chunk: a line of headings, unless it would repeat how the text begins, and
+    the head of a table."""
     words: list[str] = []
     for word in [title or "", *(heading or "").split(" > ")]:
         word = " ".join(word.split())
@@ -129,7 +170,8 @@ def chunk_header(title: str | None, heading: str | None, text: str) -> str:
     first_line = " ".join(text.lstrip().split("\n", 1)[0].lstrip("#= ").split())
     if words and words[-1] == first_line:
         words.pop()
-    return " > ".join(words) + "\n" if words else ""
+    head = f"{table}\n" if table else ""
+    return " > ".join(words) + "\n" + head if words else head
 
 
 # --- reading and syncing -------------------------------------------------------------------------
@@ -201,6 +243,8 @@ class Source:
     chunk: str
     score: float | None
     cited: bool = False
+    part: str | None = None
+    cells: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

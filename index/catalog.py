@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,25 +15,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epicrag.index.database import Database, damaged
-from epicrag.types import Chunk, Document, Place
+from epicrag.types import Chunk, Document, MetaValue, Place
 
 FILE_NAME = "catalog.sqlite"
 _UNIT_TOLERANCE = 1e-2  # half-precision embedders are this far from unit length
 
 _DOCUMENT = """
-SELECT documents.row, path, digest, documents.title, media, count(chunks.row),
+SELECT documents.row, path, digest, documents.title, media, meta, count(chunks.row),
        coalesce(sum(n_tokens), 0)
 FROM documents LEFT JOIN chunks ON document_row = documents.row
 """
 _CHUNK = """
 SELECT chunks.row, path, ordinal, start, "end", text, chunks.title, page, line_first, line_last,
-       heading, n_tokens, id
+       heading, part, cell_first, cell_last, n_tokens, table_head, id
 FROM chunks JOIN documents ON documents.row = document_row
 """
 _INSERT_CHUNK = """
 INSERT INTO chunks (document_row, ordinal, start, "end", text, title, page, line_first, line_last,
-                    heading, n_tokens, id)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                    heading, part, cell_first, cell_last, n_tokens, table_head, id)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 
@@ -43,6 +44,7 @@ class DocumentRow:
     digest: str
     title: str | None
     media: str
+    meta: dict[str, MetaValue]
     chunks: int
     tokens: int
 
@@ -160,8 +162,14 @@ class Catalog:
             _check_dim(connection, windows)
             connection.execute("DELETE FROM documents WHERE path = ?", (_encode(document.path),))
             row = connection.execute(
-                "INSERT INTO documents (path, digest, title, media) VALUES (?, ?, ?, ?)",
-                (_encode(document.path), document.digest, document.title, document.media),
+                "INSERT INTO documents (path, digest, title, media, meta) VALUES (?, ?, ?, ?, ?)",
+                (
+                    _encode(document.path),
+                    document.digest,
+                    document.title,
+                    document.media,
+                    json.dumps(dict(document.meta), ensure_ascii=False, sort_keys=True),
+                ),
             ).lastrowid
             assert row is not None
             rows = [_insert(connection, row, *pair) for pair in zip(chunks, windows, strict=True)]
@@ -288,23 +296,32 @@ def _decode(path: bytes) -> str:
 
 
 def _document(row: tuple[Any, ...]) -> DocumentRow:
-    number, path, *rest = row
-    return DocumentRow(number, _decode(path), *rest)
+    number, path, digest, title, media, meta, chunks, tokens = row
+    named = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in json.loads(meta).items()
+    }
+    return DocumentRow(number, _decode(path), digest, title, media, named, chunks, tokens)
 
 
 def _chunk(columns: Sequence[Any]) -> Chunk:
-    path, ordinal, start, end, text, title, page, first, last, heading, n_tokens = columns
-    place = Place(page, None if first is None else (first, last), heading)
-    return Chunk(_decode(path), ordinal, start, end, text, title, place, n_tokens)
+    path, ordinal, start, end, text, title, page, first, last, heading, part, *rest = columns
+    cell_first, cell_last, n_tokens, table = rest
+    lines = None if first is None else (first, last)
+    cells = None if cell_first is None else (cell_first, cell_last)
+    place = Place(page, lines, heading, part, cells)
+    return Chunk(_decode(path), ordinal, start, end, text, title, place, n_tokens, table)
 
 
 def _insert(
     connection: sqlite3.Connection, document_row: int, chunk: Chunk, windows: NDArray[np.float32]
 ) -> int:
-    place, lines = chunk.place, chunk.place.lines or (None, None)
+    place = chunk.place
+    lines, cells = place.lines or (None, None), place.cells or (None, None)
     span = (document_row, chunk.ordinal, chunk.start, chunk.end)
-    words = (chunk.text, chunk.title, place.page, *lines, place.heading, chunk.n_tokens, chunk.id)
-    row = connection.execute(_INSERT_CHUNK, span + words).lastrowid
+    where = (place.page, *lines, place.heading, place.part, *cells)
+    values = (*span, chunk.text, chunk.title, *where, chunk.n_tokens, chunk.table, chunk.id)
+    row = connection.execute(_INSERT_CHUNK, values).lastrowid
     assert row is not None
     connection.executemany(
         'INSERT INTO vectors (chunk_row, "window", data) VALUES (?, ?, ?)',

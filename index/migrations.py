@@ -74,6 +74,18 @@ MIGRATIONS = (
         );
         """,
     ),
+    Migration(
+        "0002_places",
+        """
+        -- Places that are neither pages nor lines, the heads of tables that were cut, and what a document
+        -- says of itself, as JSON.
+        ALTER TABLE chunks ADD COLUMN part TEXT;
+        ALTER TABLE chunks ADD COLUMN cell_first TEXT;
+        ALTER TABLE chunks ADD COLUMN cell_last TEXT;
+        ALTER TABLE chunks ADD COLUMN table_head TEXT;
+        ALTER TABLE documents ADD COLUMN meta TEXT NOT NULL DEFAULT '{}';
+        """,
+    ),
 )
 
 

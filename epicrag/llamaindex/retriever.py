@@ -73,6 +73,8 @@ def to_node(hit: Hit) -> NodeWithScore:
         "page": place.page,
         "lines": list(place.lines) if place.lines else None,
         "heading": place.heading,
+        "part": place.part,
+        "cells": list(place.cells) if place.cells else None,
         ROW_KEY: hit.row,
     }
     metadata = {key: value for key, value in about.items() if value is not None}

@@ -30,6 +30,8 @@ def test_the_shape_of_search_json(cli, pipeline, tmp_path):
         "page": None,
         "lines": [3, 9],
         "heading": "Fees > Entry",
+        "part": None,
+        "cells": None,
         "chunk": pipeline.hits[0].chunk.id,
         "text": "The fee is 5 euros.\nPay at the door.",
     }

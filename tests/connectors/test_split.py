@@ -14,7 +14,7 @@ from epicrag.connectors.joints import whole_character
 from epicrag.connectors.markdown import parse_markdown
 from epicrag.connectors.split import TokenCounter, split
 from epicrag.connectors.text import parse_text
-from epicrag.types import Chunk, Document
+from epicrag.types import Chunk, Document, Table
 
 
 class LetterCounter:
@@ -231,3 +231,15 @@ def test_a_cut_anywhere_in_random_bytes_of_text_keeps_every_character():
     source = random.Random(7)
     text = "".join(chr(source.choice([32, 10, 46, 97, 0x4E00, 0x1F600])) for _ in range(20_000))
     check(plain(text), LetterCounter(), 50)
+
+
+def test_a_table_that_is_cut_is_headed_in_every_chunk() -> None:
+    rows = [f"| North {n} | {n} |" for n in range(40)]
+    text = "\n".join(["Sales of the year", "", "| Region | Sales |", *rows, "", "The end."])
+    start = text.index("| Region")
+    end = text.index("\n\nThe end")
+    document = Document("/a.txt", text, "", tables=(Table(start, end, "| Region | Sales |"),))
+    chunks = check(document, LetterCounter(), 60)
+    inside = [chunk for chunk in chunks if start < chunk.start < end]
+    assert len(inside) > 2 and chunks[0].table is None
+    assert all(chunk.model_text.startswith("| Region | Sales |\n") for chunk in inside)
