@@ -504,6 +504,7 @@ def test_reader_of_an_older_state_keeps_to_it_while_the_writer_saves(catalog, ad
     with Catalog.open(tmp_path) as other:
         reader = VectorIndex.open(other, tmp_path)
         with other.snapshot():
+            assert other.counts().documents == 1
             rows = [row for row, _ in reader.search(random_units(1)[0], 100)]
             catalog.delete_document("/a")
             add("/b", *np.split(random_units(30, seed=1), 30))
