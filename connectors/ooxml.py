@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from epicrag.connectors.base import Limits, RefusedError
 from epicrag.connectors.properties import metadata
-from epicrag.connectors.xmls import attribute, local, parse_xml
+from epicrag.connectors.xmls import local, parse_xml
 from epicrag.connectors.zips import open_zip
 from epicrag.types import Unread
 
@@ -199,6 +199,3 @@ def _locked_or_old(data: bytes, kind: str) -> Unread:
         return Unread("failed", reason)
     reason = f"not a {kind} file: it holds an old Office file (doc, xls, ppt); name it as what it is"
     return Unread("failed", reason)
-
-
-__all__ = ["OLE", "Package", "Relation", "attribute"]
