@@ -68,6 +68,11 @@ class Draft:
         self.blocks.append(Block(self._start, self._length, self._kind))
         self._start = -1
 
+    def leave_headings(self) -> None:
+        """No heading is in force from here on: another slide, sheet or message begins."""
+        self.headings = Headings()
+        self._heading = None
+
     @property
     def length(self) -> int:
         """Characters written so far."""

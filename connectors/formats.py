@@ -31,6 +31,17 @@ FORMATS = (
     _format("subtitles", "srt vtt", "subtitles:parse_subtitles", "text"),
     _format("html", "html htm xhtml", "html:parse_html", "text"),
     _format("pdf", "pdf", "pdf:parse_pdf", "bytes"),
+    _format("Word", "docx docm dotx", "docx:parse_docx", "bytes"),
+    _format("PowerPoint", "pptx pptm ppsx", "pptx:parse_pptx", "bytes"),
+    _format("Excel", "xlsx xlsm", "xlsx:parse_xlsx", "bytes"),
+    _format("Excel 97", "xls", "xls:parse_xls", "bytes"),
+    _format("OpenDocument text", "odt ott", "odt:parse_odt", "bytes"),
+    _format("OpenDocument slides", "odp", "odt:parse_odp", "bytes"),
+    _format("OpenDocument sheet", "ods", "ods:parse_ods", "bytes"),
+    _format("Rich Text", "rtf", "rtf:parse_rtf", "bytes"),
+    _format("Word 97", "doc dot", "doc:parse_doc", "bytes"),
+    _format("PowerPoint 97", "ppt pps", "ppt:parse_ppt", "bytes"),
+    _format("Outlook e-mail", "msg", "msg:parse_msg", "bytes"),
 )
 """Every format but source code, which is known by many names."""
 _BY_EXTENSION = {extension: format for format in FORMATS for extension in format.extensions}
