@@ -26,6 +26,8 @@ FORMATS = (
     _format("markdown", "md markdown mdown mkd", "markdown:parse_markdown", "text"),
     _format("html", "html htm xhtml", "html:parse_html", "text"),
     _format("pdf", "pdf", "pdf:parse_pdf", "bytes"),
+    _format("JSON", "json geojson", "json_records:parse_json", "text"),
+    _format("JSON lines", "jsonl ndjson", "json_records:parse_json_lines", "text"),
 )
 """Every format but source code, which is known by many names."""
 _BY_EXTENSION = {extension: format for format in FORMATS for extension in format.extensions}
