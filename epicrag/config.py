@@ -60,6 +60,10 @@ class Config:
     max_chars: int = 20_000_000
     max_pages: int = 5_000
     max_pdf_seconds: float = 120.0
+    max_archive_members: int = 10_000
+    max_inflated_mb: int = 500
+    max_inflation_ratio: int = 300
+    max_file_seconds: float = 60.0
     offline: bool = False
     log: str = "warning"
     system_prompt: str = DEFAULT_SYSTEM_PROMPT
@@ -303,6 +307,10 @@ KEYS: Mapping[str, Callable[[object, Path], object]] = MappingProxyType(
         "max_chars": _integer(1),
         "max_pages": _integer(1),
         "max_pdf_seconds": _number(0.001, 1e6),
+        "max_archive_members": _integer(1),
+        "max_inflated_mb": _integer(1),
+        "max_inflation_ratio": _integer(1),
+        "max_file_seconds": _number(0.001, 1e6),
         "offline": _flag,
         "log": _choice(LOG_LEVELS),
         "system_prompt": _prompt,

@@ -190,6 +190,10 @@ class _Run:
             max_chars=config.max_chars,
             max_pages=config.max_pages,
             max_pdf_seconds=config.max_pdf_seconds,
+            max_archive_members=config.max_archive_members,
+            max_inflated_bytes=config.max_inflated_mb << 20,
+            max_inflation_ratio=config.max_inflation_ratio,
+            max_file_seconds=config.max_file_seconds,
         )
 
     # --- before anything is written ---
