@@ -26,6 +26,8 @@ FORMATS = (
     _format("markdown", "md markdown mdown mkd", "markdown:parse_markdown", "text"),
     _format("html", "html htm xhtml", "html:parse_html", "text"),
     _format("pdf", "pdf", "pdf:parse_pdf", "bytes"),
+    _format("CSV", "csv", "csv_table:parse_csv", "text"),
+    _format("TSV", "tsv tab", "csv_table:parse_tsv", "text"),
     _format("JSON", "json geojson", "json_records:parse_json", "text"),
     _format("JSON lines", "jsonl ndjson", "json_records:parse_json_lines", "text"),
 )

@@ -7,22 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from epicrag.connectors.base import Parsed
-from epicrag.connectors.decode import normalise
 from epicrag.connectors.draft import Draft
 from epicrag.connectors.graft import graft
 from epicrag.connectors.json_scan import BrokenJsonError, scan
+from epicrag.connectors.records import Field, Records
 from epicrag.connectors.text import parse_text
 
 if TYPE_CHECKING:
     from epicrag.connectors.json_scan import Event
 
-_LONG = 800
-"""A record of more characters may be cut: then each of its lines is a place to cut, and its name a heading."""
 _MAX_JOINED = 60
 _MAX_PATH = 200
-_MAX_LABEL = 80
 _MAX_TITLE = 200
-_LABELS = ("name", "title", "label", "headline", "subject", "id", "key", "code")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\s-]{512,}={0,2}\s*")
 _DATA_URI = re.compile(r"data:([\w.+/-]+)?[\w=;.-]*;base64,")
 
@@ -125,7 +121,7 @@ class _Writer:
         self._stack: list[_Frame] = []
         self._record_depth = 0  # 0: within no record
         self._container = ""  # the array that the record stands in
-        self._count = 0
+        self._records = Records(self.draft)
         self._line, self._counted = 1, 0
 
     def value(self, at: int) -> int:
@@ -252,27 +248,9 @@ class _Writer:
         """Write the lines collected so far as blocks; the source up to `end` is done with."""
         lines, self._lines = self._lines, []
         self.written = max(self.written, end)
-        if record:
-            self._count += 1
-        if not lines:
-            return
-        size = sum(len(line.path) + len(line.value) + 3 for line in lines)
-        self.draft.enter(1, self._container if record else "")
-        if record and size > _LONG:
-            self.draft.enter(2, _label(lines) or f"record {self._count:,}")
-        for at, line in enumerate(lines):
-            self._write(line, first=at == 0, apart=size > _LONG)
-        self.draft.close()
-
-    def _write(self, line: _Line, *, first: bool, apart: bool) -> None:
-        draft = self.draft
-        if first or apart:
-            draft.close()
-            draft.open("row" if apart else "paragraph", "\n\n" if first else "\n")
-        elif draft.is_open:
-            draft.write_exact("\n")
-        draft.line = self._line_of(line.at)
-        draft.write(normalise(f"{line.path}: {line.value}" if line.path else line.value))
+        fields = [Field(line.path, line.value, self._line_of(line.at)) for line in lines]
+        container = self._container if record else ""
+        self._records.write(fields, container=container, is_record=record)
 
     def _line_of(self, at: int) -> int:
         """The source line of an offset; offsets come in order, but for the heads of arrays."""
@@ -282,20 +260,6 @@ class _Writer:
             self._line += self._text.count("\n", self._counted, at)
         self._counted = at
         return self._line
-
-
-def _label(lines: list[_Line]) -> str | None:
-    """What a record is called: its first value under a key that names things."""
-    found: dict[str, _Line] = {}
-    for line in lines[:200]:
-        key = re.split(r"[.\[]", line.path, maxsplit=1)[0].lower()
-        if key in _LABELS and len(line.value) <= _MAX_LABEL:
-            found.setdefault(key, line)
-    for key in _LABELS:
-        if key in found:
-            value = " ".join(found[key].value.split())
-            return value if not value.isdigit() else f"{found[key].path} {value}"
-    return None
 
 
 def _condensed(text: str) -> str:
