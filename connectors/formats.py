@@ -25,6 +25,8 @@ FORMATS = (
     _format("text", "txt text log", "text:parse_text", "text"),
     _format("markdown", "md markdown mdown mkd", "markdown:parse_markdown", "text"),
     _format("html", "html htm xhtml", "html:parse_html", "text"),
+    _format("notebook", "ipynb", "notebook:parse_notebook", "text"),
+    _format("EPUB", "epub", "epub:parse_epub", "bytes"),
     _format("XML", "xml nxml jats rss atom opml kml gpx", "xml_text:parse_xml", "text"),
     _format("pdf", "pdf", "pdf:parse_pdf", "bytes"),
     _format("CSV", "csv", "csv_table:parse_csv", "text"),

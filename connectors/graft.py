@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from epicrag.connectors.base import Parsed
     from epicrag.connectors.draft import Draft
+    from epicrag.types import Block
 
 
 def graft(draft: Draft, parsed: Parsed, *, level: int = 0, line: int | None = None) -> None:
@@ -25,35 +26,40 @@ def graft(draft: Draft, parsed: Parsed, *, level: int = 0, line: int | None = No
         if opened is not None and block.start >= tables[-1].end:
             draft.table(opened, tables.pop().head)
             opened = None
+        if block.kind == "heading":
+            depth, name = _heading(parsed, starts, block)
+            draft.enter(level + depth, name)
         gap = parsed.text[end : block.start]
         draft.open(block.kind, gap if end and gap.isspace() and len(gap) < 8 else "\n\n")
         if opened is None and tables and block.start >= tables[-1].start:
             opened = draft.length
-        _write(draft, parsed, starts, block.start, block.end, line)
-        if block.kind == "heading":
-            draft.close(level + _depth(parsed, starts, block.start))
-        else:
-            draft.close()
+        _write(draft, parsed, starts, block, line)
+        draft.close()
         end = block.end
     if opened is not None:
         draft.table(opened, tables.pop().head)
 
 
-def _write(
-    draft: Draft, parsed: Parsed, starts: list[int], start: int, end: int, line: int | None
-) -> None:
+def _write(draft: Draft, parsed: Parsed, starts: list[int], block: Block, line: int | None) -> None:
     """Write the characters of a block, in pieces of one source line each."""
+    start = block.start
     at = max(bisect_right(starts, start) - 1, 0)
-    while start < end:
-        after = starts[at + 1] if at + 1 < len(starts) else end
+    while start < block.end:
+        after = starts[at + 1] if at + 1 < len(starts) else block.end
         own = parsed.anchors[at].line if at < len(starts) else None
         draft.line = line + own - 1 if line is not None and own is not None else line
-        draft.write_exact(parsed.text[start : min(after, end)])
+        draft.write_exact(parsed.text[start : min(after, block.end)])
         start, at = max(start, after), at + 1
 
 
-def _depth(parsed: Parsed, starts: list[int], start: int) -> int:
-    """How many headings are in force at a heading, itself included."""
-    at = bisect_right(starts, start) - 1
-    path = parsed.anchors[at].heading if at >= 0 else None
-    return path.count(" > ") + 1 if path else 1
+def _heading(parsed: Parsed, starts: list[int], block: Block) -> tuple[int, str]:
+    """A heading's depth and name: by its marks in Markdown, else by those above it."""
+    at = bisect_right(starts, block.start) - 1
+    path = (parsed.anchors[at].heading if at >= 0 else None) or ""
+    above, _, name = path.rpartition(" > ")
+    depth = above.count(" > ") + 2 if above else 1
+    if parsed.media == "text/markdown":
+        source = parsed.text[block.start : block.end].lstrip()
+        marks = len(source) - len(source.lstrip("#"))
+        depth = marks or (1 if source.rstrip().endswith("=") else 2)
+    return depth, name
