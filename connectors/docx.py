@@ -31,7 +31,9 @@ def parse_docx(data: bytes, limits: Limits) -> Parsed | Unread:
     """Read a Word file. Tracked deletions, hidden text and tables of contents are left out."""
     package = Package(data, limits, "Word")
     if _head_of(package) != "document":
-        return Unread("failed", "a ZIP archive of Office, but not a Word file: name it as what it is")
+        return Unread(
+            "failed", "a ZIP archive of Office, but not a Word file: name it as what it is"
+        )
     reader = _Reader(package, limits)
     reader.run()
     draft = reader.draft

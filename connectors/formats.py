@@ -30,6 +30,9 @@ FORMATS = (
     _format("LaTeX", "tex ltx", "tex:parse_tex", "text"),
     _format("subtitles", "srt vtt", "subtitles:parse_subtitles", "text"),
     _format("html", "html htm xhtml", "html:parse_html", "text"),
+    _format("notebook", "ipynb", "notebook:parse_notebook", "text"),
+    _format("EPUB", "epub", "epub:parse_epub", "bytes"),
+    _format("XML", "xml nxml jats rss atom opml kml gpx", "xml_text:parse_xml", "text"),
     _format("pdf", "pdf", "pdf:parse_pdf", "bytes"),
     _format("Word", "docx docm dotx", "docx:parse_docx", "bytes"),
     _format("PowerPoint", "pptx pptm ppsx", "pptx:parse_pptx", "bytes"),
@@ -42,6 +45,10 @@ FORMATS = (
     _format("Word 97", "doc dot", "doc:parse_doc", "bytes"),
     _format("PowerPoint 97", "ppt pps", "ppt:parse_ppt", "bytes"),
     _format("Outlook e-mail", "msg", "msg:parse_msg", "bytes"),
+    _format("CSV", "csv", "csv_table:parse_csv", "text"),
+    _format("TSV", "tsv tab", "csv_table:parse_tsv", "text"),
+    _format("JSON", "json geojson", "json_records:parse_json", "text"),
+    _format("JSON lines", "jsonl ndjson", "json_records:parse_json_lines", "text"),
 )
 """Every format but source code, which is known by many names."""
 _BY_EXTENSION = {extension: format for format in FORMATS for extension in format.extensions}

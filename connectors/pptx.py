@@ -108,9 +108,7 @@ class _Reader:
 
     def _in_order(self, shapes: Any) -> list[Any]:
         """Shapes as they are read: from the top, and from the left where they stand side by side."""
-        return sorted(
-            shapes, key=lambda shape: ((shape.top or 0) // self._band, shape.left or 0)
-        )
+        return sorted(shapes, key=lambda shape: ((shape.top or 0) // self._band, shape.left or 0))
 
     def _shape(self, shape: Any, slide: Any) -> None:
         if _margin(shape._element):

@@ -305,9 +305,7 @@ def _head_rows(rows: list[Row]) -> int:
 def _text_head(rows: list[Row]) -> int:
     """Whether the first of many rows of text is a head."""
     columns = sorted({cell.column for row in rows for cell in row.cells})
-    return int(
-        is_head(_names(rows[0], columns), [_texts(row, columns) for row in rows[1:50]])
-    )
+    return int(is_head(_names(rows[0], columns), [_texts(row, columns) for row in rows[1:50]]))
 
 
 def _columns_of(rows: list[Row]) -> set[int]:

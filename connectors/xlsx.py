@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from epicrag.types import MetaValue
 
 MEDIA = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
-_MERGE = re.compile(rb"<(?:\w+:)?mergeCell [^>]*?ref=[\"']([A-Z]{1,3})(\d{1,7}):([A-Z]{1,3})(\d{1,7})")
+_MERGE = re.compile(
+    rb"<(?:\w+:)?mergeCell [^>]*?ref=[\"']([A-Z]{1,3})(\d{1,7}):([A-Z]{1,3})(\d{1,7})"
+)
 _MAX_MERGES = 50_000
 _PIECE = 1 << 20
 
@@ -35,11 +37,20 @@ def parse_xlsx(data: bytes, limits: Limits) -> Parsed | Unread:
 
     package = Package(data, limits, "Excel")
     if not package.related(package.main, "worksheet"):
-        return Unread("failed", "a ZIP archive of Office, but not an Excel file: name it as what it is")
+        return Unread(
+            "failed", "a ZIP archive of Office, but not an Excel file: name it as what it is"
+        )
     file = package.for_library(data)
     try:
         book = openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)
-    except (KeyError, ValueError, TypeError, AttributeError, IndexError, zipfile.BadZipFile) as error:
+    except (
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        zipfile.BadZipFile,
+    ) as error:
         return Unread("failed", f"damaged Excel file: {type(error).__name__}: {error}"[:300])
     try:
         return _read(book, package, limits)
