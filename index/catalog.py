@@ -18,6 +18,8 @@ from epicrag.index.database import Database, damaged
 from epicrag.types import Chunk, Document, MetaValue, Place
 
 FILE_NAME = "catalog.sqlite"
+_VECTOR_BATCH = 4096  # some megabytes
+_HISTORY = 1 << 16  # states; some megabytes
 _UNIT_TOLERANCE = 1e-2  # half-precision embedders are this far from unit length
 
 _DOCUMENT = """
@@ -111,6 +113,14 @@ class Catalog:
     def stamp(self) -> str:
         """A random name of the present generation: equal stamps mean the very same documents."""
         return str(self._one("SELECT stamp FROM state"))
+
+    def has_been(self, generation: int, stamp: str) -> bool:
+        """Return whether this catalog is of that state or grew from it; False also when that is long ago."""
+        return bool(
+            self._rows(
+                "SELECT 1 FROM history WHERE generation = ? AND stamp = ?", generation, stamp
+            )
+        )
 
     def counts(self) -> Counts:
         with self.snapshot():
@@ -227,7 +237,28 @@ class Catalog:
 
     def vectors(self, *, after: int = 0) -> Vectors:
         """Return the vectors whose ids are greater than `after`: of all chunks by default."""
-        rows = self._rows("SELECT id, chunk_row, data FROM vectors WHERE id > ? ORDER BY id", after)
+        batches = list(self.vector_batches(after=after))
+        if not batches:
+            return Vectors(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 0), "<f4"))
+        if len({batch.data.shape[1] for batch in batches}) > 1:
+            raise damaged(self._database.file, "vectors differ in length")
+        return Vectors(*(np.concatenate(arrays) for arrays in zip(*batches, strict=True)))
+
+    def vector_batches(self, *, after: int = 0) -> Iterator[Vectors]:
+        """Yield the same, a few thousand at a time; one state of the catalog only within a `snapshot`."""
+        while True:
+            batch = self._some_vectors(after)
+            if not len(batch.ids):
+                return
+            yield batch
+            after = int(batch.ids[-1])
+
+    def _some_vectors(self, after: int) -> Vectors:
+        rows = self._rows(
+            "SELECT id, chunk_row, data FROM vectors WHERE id > ? ORDER BY id LIMIT ?",
+            after,
+            _VECTOR_BATCH,
+        )
         ids, chunk_rows, blobs = zip(*rows, strict=True) if rows else ((), (), ())
         if len({len(blob) for blob in blobs}) > 1:
             raise damaged(self._database.file, "vectors differ in length")
@@ -237,12 +268,14 @@ class Catalog:
             raise damaged(self._database.file, "a vector is not of unit length")
         return Vectors(np.array(ids, np.int64), np.array(chunk_rows, np.int64), data)
 
+    def vector_count(self) -> int:
+        return int(self._one("SELECT count(*) FROM vectors"))
+
     def vector_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the ids of all vectors, ascending, and the chunk row of each: (N,), (N,)."""
-        rows = self._rows(
-            "SELECT id, chunk_row FROM vectors"
-        )  # unordered: read from an index alone
-        table = np.array(rows, np.int64).reshape(-1, 2)
+        # Unordered: read from an index alone.
+        with self._database.cursor("SELECT id, chunk_row FROM vectors") as rows:
+            table = np.fromiter(rows, np.dtype((np.int64, 2)))
         ids, chunk_rows = table[np.argsort(table[:, 0])].T.copy()
         return ids, chunk_rows
 
@@ -337,6 +370,10 @@ def _exists(connection: sqlite3.Connection, path: str) -> bool:
 
 def _step(connection: sqlite3.Connection) -> None:
     connection.execute("UPDATE state SET generation = generation + 1, stamp = hex(randomblob(16))")
+    connection.execute("INSERT INTO history SELECT generation, stamp FROM state")
+    connection.execute(
+        "DELETE FROM history WHERE generation <= (SELECT generation FROM state) - ?", (_HISTORY,)
+    )
 
 
 def _checked(windows: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -64,6 +64,12 @@ class Database:
             return self._connection.execute(sql, values).fetchall()
 
     @contextmanager
+    def cursor(self, sql: str, values: Sequence[object] = ()) -> Iterator[sqlite3.Cursor]:
+        """Walk over the rows of one query without holding them all; nothing else runs within."""
+        with self._mutex, translated(self.file):
+            yield self._connection.execute(sql, values)
+
+    @contextmanager
     def snapshot(self) -> Iterator[None]:
         """All reads within see one state of the database."""
         with self._mutex:

@@ -86,6 +86,14 @@ MIGRATIONS = (
         ALTER TABLE documents ADD COLUMN meta TEXT NOT NULL DEFAULT '{}';
         """,
     ),
+    Migration(
+        "0007_history",
+        """
+        -- The stamps of late: a copy of one of these states lacks only what came since.
+        CREATE TABLE history (generation INTEGER PRIMARY KEY, stamp TEXT NOT NULL);
+        INSERT INTO history SELECT generation, stamp FROM state;
+        """,
+    ),
 )
 
 
