@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from epicrag.index import wordsearch
 from epicrag.index.database import Database, damaged
 from epicrag.types import Chunk, Document, MetaValue, Place
 
@@ -245,6 +246,32 @@ class Catalog:
         table = np.array(rows, np.int64).reshape(-1, 2)
         ids, chunk_rows = table[np.argsort(table[:, 0])].T.copy()
         return ids, chunk_rows
+
+    def windows(self, rows: Collection[int]) -> Vectors:
+        """Return the vectors of these chunks, as they are stored."""
+        found = self._rows(
+            "SELECT id, chunk_row, data FROM vectors"
+            " WHERE chunk_row IN (SELECT value FROM json_each(?)) ORDER BY id",
+            json.dumps([int(row) for row in rows]),
+        )
+        ids, chunk_rows, blobs = zip(*found, strict=True) if found else ((), (), ())
+        dim = len(blobs[0]) // 4 if blobs else 0
+        data = np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), dim)
+        return Vectors(np.array(ids, np.int64), np.array(chunk_rows, np.int64), data)
+
+    # --- words ---
+
+    def by_words(
+        self, terms: Sequence[str], n: int, allowed: Collection[int] | None = None
+    ) -> list[tuple[int, float]]:
+        """Return the n best (chunk row, BM25) for these words, best first; see `wordsearch.best`."""
+        with self.snapshot():
+            return wordsearch.best(self._rows, terms, n, allowed)
+
+    def frequencies(self, terms: Iterable[str]) -> dict[str, int]:
+        """Return in how many chunks each word stands; see `wordsearch.frequencies`."""
+        with self.snapshot():
+            return wordsearch.frequencies(self._rows, terms)
 
     # --- KV ---
 
