@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -14,7 +14,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from epicrag.index import wordsearch
 from epicrag.index.database import Database, damaged
+from epicrag.index.fields import Facts
 from epicrag.types import Chunk, Document, MetaValue, Place
 
 FILE_NAME = "catalog.sqlite"
@@ -279,6 +281,71 @@ class Catalog:
         ids, chunk_rows = table[np.argsort(table[:, 0])].T.copy()
         return ids, chunk_rows
 
+    def windows(self, rows: Collection[int]) -> Vectors:
+        """Return the vectors of these chunks, as they are stored."""
+        found = self._rows(
+            "SELECT id, chunk_row, data FROM vectors"
+            " WHERE chunk_row IN (SELECT value FROM json_each(?)) ORDER BY id",
+            json.dumps([int(row) for row in rows]),
+        )
+        ids, chunk_rows, blobs = zip(*found, strict=True) if found else ((), (), ())
+        dim = len(blobs[0]) // 4 if blobs else 0
+        data = np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), dim)
+        return Vectors(np.array(ids, np.int64), np.array(chunk_rows, np.int64), data)
+
+    # --- words ---
+
+    def by_words(
+        self, terms: Sequence[str], n: int, allowed: Collection[int] | None = None
+    ) -> list[tuple[int, float]]:
+        """Return the n best (chunk row, BM25) for these words, best first; see `wordsearch.best`."""
+        with self.snapshot():
+            return wordsearch.best(self._rows, terms, n, allowed)
+
+    def frequencies(self, terms: Iterable[str]) -> dict[str, int]:
+        """Return in how many chunks each word stands; see `wordsearch.frequencies`."""
+        with self.snapshot():
+            return wordsearch.frequencies(self._rows, terms)
+
+    # --- what filters ask for ---
+
+    def document_facts(self) -> list[tuple[int, Facts]]:
+        """Return the row of each document and what is known of it."""
+        rows = self._rows("SELECT row, path, media, title, meta FROM documents")
+        return [(row, _facts(*columns)) for row, *columns in rows]
+
+    def chunk_facts(self, row: int | None = None) -> list[tuple[int, Facts]]:
+        """Return the row of each chunk, or of one, and what is known of it and its document."""
+        sql = (
+            "SELECT chunks.row, document_row, path, media, documents.title, meta, page, heading,"
+            " part FROM chunks JOIN documents ON documents.row = document_row"
+        )
+        found = self._rows(sql + " WHERE chunks.row = ?", row) if row is not None else self._rows(sql)
+        documents: dict[int, Facts] = {}
+        facts = []
+        for chunk_row, number, *columns, page, heading, part in found:
+            if number not in documents:
+                documents[number] = _facts(*columns)
+            place = {"page": page, "heading": heading, "part": part}
+            facts.append((chunk_row, replace(documents[number], **place)))
+        return facts
+
+    def rows_of(self, documents: Collection[int]) -> list[int]:
+        """Return the rows of the chunks of documents, by the documents' rows."""
+        sql = "SELECT row FROM chunks WHERE document_row IN (SELECT value FROM json_each(?))"
+        return [row for (row,) in self._rows(sql, json.dumps(list(documents)))]
+
+    def rows_with(self, chunk_id: str) -> list[tuple[int, str]]:
+        """Return the row and document of each chunk with this content."""
+        sql = "SELECT chunks.row, path FROM chunks JOIN documents ON documents.row = document_row"
+        rows = self._rows(sql + " WHERE id = ? ORDER BY path", chunk_id)
+        return [(row, _decode(path)) for row, path in rows]
+
+    def meta_names(self) -> frozenset[str]:
+        """Return the names under which any document says something of itself."""
+        sql = "SELECT DISTINCT key FROM documents, json_each(meta)"
+        return frozenset(name for (name,) in self._rows(sql))
+
     # --- KV ---
 
     def set_kv(self, rows_keys: Sequence[tuple[int, str]]) -> None:
@@ -328,13 +395,20 @@ def _decode(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
 
 
+def _facts(path: bytes, media: str, title: str | None, meta: str) -> Facts:
+    return Facts(_decode(path), media, title, _meta(meta))
+
+
+def _meta(text: str) -> dict[str, MetaValue]:
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in json.loads(text).items()
+    }
+
+
 def _document(row: tuple[Any, ...]) -> DocumentRow:
     number, path, digest, title, media, meta, chunks, tokens = row
-    named = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in json.loads(meta).items()
-    }
-    return DocumentRow(number, _decode(path), digest, title, media, named, chunks, tokens)
+    return DocumentRow(number, _decode(path), digest, title, media, _meta(meta), chunks, tokens)
 
 
 def _chunk(columns: Sequence[Any]) -> Chunk:
