@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epicrag.index.database import Database, damaged
+from epicrag.index.origins import Origins
 from epicrag.types import Chunk, Document, MetaValue, Place
 
 FILE_NAME = "catalog.sqlite"
+_AT_ONCE = 500
+"""Values in one query: SQLite takes a thousand at least."""
 _UNIT_TOLERANCE = 1e-2  # half-precision embedders are this far from unit length
 
 _DOCUMENT = """
@@ -121,6 +124,11 @@ class Catalog:
                 vectors=self._one("SELECT count(*) FROM vectors"),
             )
 
+    @property
+    def origins(self) -> Origins:
+        """Where documents from the web were found."""
+        return Origins(self._database)
+
     # --- settings ---
 
     def setting(self, name: str) -> str | None:
@@ -188,6 +196,24 @@ class Catalog:
             )
             _step(connection)
 
+    def rename_documents(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Relabel many at once, (old, new): names may be swapped or passed on, and what no pair takes
+        away from a new name is replaced. One transaction; KeyError: an old path is not known."""
+        with self._database.writing() as connection:
+            for number, (old, _) in enumerate(pairs):
+                moved = connection.execute(
+                    "UPDATE documents SET path = ? WHERE path = ?", (_aside(number), _encode(old))
+                )
+                if not moved.rowcount:
+                    raise KeyError(old)
+            for number, (_, new) in enumerate(pairs):
+                connection.execute("DELETE FROM documents WHERE path = ?", (_encode(new),))
+                connection.execute(
+                    "UPDATE documents SET path = ? WHERE path = ?", (_encode(new), _aside(number))
+                )
+            if pairs:
+                _step(connection)
+
     def delete_document(self, path: str) -> None:
         """Forget a document with its chunks, vectors and KV entries; nothing happens if unknown."""
         with self._database.writing() as connection:
@@ -237,6 +263,25 @@ class Catalog:
             raise damaged(self._database.file, "a vector is not of unit length")
         return Vectors(np.array(ids, np.int64), np.array(chunk_rows, np.int64), data)
 
+    def vectors_of(self, ids: Collection[str]) -> dict[str, NDArray[np.float32]]:
+        """Return the windows of chunks by their content-addressed ids, (W, dim); unknown ids are left out."""
+        windows: dict[str, list[bytes]] = {}
+        wanted = list(ids)
+        for at in range(0, len(wanted), _AT_ONCE):
+            some = wanted[at : at + _AT_ONCE]
+            rows = self._rows(
+                "SELECT chunks.id, data FROM chunks JOIN vectors ON chunk_row = chunks.row"
+                f" WHERE chunks.row IN (SELECT min(row) FROM chunks WHERE id IN ({_marks(some)})"
+                ' GROUP BY id) ORDER BY chunks.row, "window"',
+                *some,
+            )
+            for chunk_id, data in rows:
+                windows.setdefault(chunk_id, []).append(data)
+        return {
+            chunk_id: np.frombuffer(b"".join(found), "<f4").reshape(len(found), -1)
+            for chunk_id, found in windows.items()
+        }
+
     def vector_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the ids of all vectors, ascending, and the chunk row of each: (N,), (N,)."""
         rows = self._rows(
@@ -285,6 +330,15 @@ class Catalog:
                 raise damaged(self._database.file, f"the text of chunk {row} has changed")
             found.append((row, chunk))
         return found
+
+
+def _aside(number: int) -> bytes:
+    """A name that no document can have: a path holds no NUL."""
+    return b"\0%d" % number
+
+
+def _marks(values: Collection[object]) -> str:
+    return ", ".join("?" * len(values))
 
 
 def _encode(path: str) -> bytes:

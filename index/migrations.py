@@ -86,6 +86,22 @@ MIGRATIONS = (
         ALTER TABLE documents ADD COLUMN meta TEXT NOT NULL DEFAULT '{}';
         """,
     ),
+    Migration(
+        "0006_sources",
+        """
+        -- Which sitemap or address led to a document, and what spares fetching it again. By path and not by
+        -- row: a document that is read again is a new row.
+        CREATE TABLE origins (
+            path BLOB NOT NULL,
+            root TEXT NOT NULL,
+            asked TEXT NOT NULL,
+            digest TEXT NOT NULL,
+            etag TEXT NOT NULL,
+            modified TEXT NOT NULL,
+            PRIMARY KEY (path, root)
+        ) WITHOUT ROWID;
+        """,
+    ),
 )
 
 
