@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from epicrag.index import wordsearch
 from epicrag.index.database import Database, damaged
 from epicrag.index.fields import Facts
+from epicrag.index.origins import Origins
 from epicrag.types import Chunk, Document, MetaValue, Place
 
 FILE_NAME = "catalog.sqlite"
 _VECTOR_BATCH = 4096  # some megabytes
 _HISTORY = 1 << 16  # states; some megabytes
+_AT_ONCE = 500
+"""Values in one query: SQLite takes a thousand at least."""
 _UNIT_TOLERANCE = 1e-2  # half-precision embedders are this far from unit length
 
 _DOCUMENT = """
@@ -133,6 +136,11 @@ class Catalog:
                 vectors=self._one("SELECT count(*) FROM vectors"),
             )
 
+    @property
+    def origins(self) -> Origins:
+        """Where documents from the web were found."""
+        return Origins(self._database)
+
     # --- settings ---
 
     def setting(self, name: str) -> str | None:
@@ -199,6 +207,24 @@ class Catalog:
                 "UPDATE documents SET path = ? WHERE path = ?", (_encode(new), _encode(old))
             )
             _step(connection)
+
+    def rename_documents(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Relabel many at once, (old, new): names may be swapped or passed on, and what no pair takes
+        away from a new name is replaced. One transaction; KeyError: an old path is not known."""
+        with self._database.writing() as connection:
+            for number, (old, _) in enumerate(pairs):
+                moved = connection.execute(
+                    "UPDATE documents SET path = ? WHERE path = ?", (_aside(number), _encode(old))
+                )
+                if not moved.rowcount:
+                    raise KeyError(old)
+            for number, (_, new) in enumerate(pairs):
+                connection.execute("DELETE FROM documents WHERE path = ?", (_encode(new),))
+                connection.execute(
+                    "UPDATE documents SET path = ? WHERE path = ?", (_encode(new), _aside(number))
+                )
+            if pairs:
+                _step(connection)
 
     def delete_document(self, path: str) -> None:
         """Forget a document with its chunks, vectors and KV entries; nothing happens if unknown."""
@@ -273,6 +299,25 @@ class Catalog:
     def vector_count(self) -> int:
         return int(self._one("SELECT count(*) FROM vectors"))
 
+    def vectors_of(self, ids: Collection[str]) -> dict[str, NDArray[np.float32]]:
+        """Return the windows of chunks by their content-addressed ids, (W, dim); unknown ids are left out."""
+        windows: dict[str, list[bytes]] = {}
+        wanted = list(ids)
+        for at in range(0, len(wanted), _AT_ONCE):
+            some = wanted[at : at + _AT_ONCE]
+            rows = self._rows(
+                "SELECT chunks.id, data FROM chunks JOIN vectors ON chunk_row = chunks.row"
+                f" WHERE chunks.row IN (SELECT min(row) FROM chunks WHERE id IN ({_marks(some)})"
+                ' GROUP BY id) ORDER BY chunks.row, "window"',
+                *some,
+            )
+            for chunk_id, data in rows:
+                windows.setdefault(chunk_id, []).append(data)
+        return {
+            chunk_id: np.frombuffer(b"".join(found), "<f4").reshape(len(found), -1)
+            for chunk_id, found in windows.items()
+        }
+
     def vector_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the ids of all vectors, ascending, and the chunk row of each: (N,), (N,)."""
         # Unordered: read from an index alone.
@@ -320,7 +365,9 @@ class Catalog:
             "SELECT chunks.row, document_row, path, media, documents.title, meta, page, heading,"
             " part FROM chunks JOIN documents ON documents.row = document_row"
         )
-        found = self._rows(sql + " WHERE chunks.row = ?", row) if row is not None else self._rows(sql)
+        found = (
+            self._rows(sql + " WHERE chunks.row = ?", row) if row is not None else self._rows(sql)
+        )
         documents: dict[int, Facts] = {}
         facts = []
         for chunk_row, number, *columns, page, heading, part in found:
@@ -385,6 +432,15 @@ class Catalog:
                 raise damaged(self._database.file, f"the text of chunk {row} has changed")
             found.append((row, chunk))
         return found
+
+
+def _aside(number: int) -> bytes:
+    """A name that no document can have: a path holds no NUL."""
+    return b"\0%d" % number
+
+
+def _marks(values: Collection[object]) -> str:
+    return ", ".join("?" * len(values))
 
 
 def _encode(path: str) -> bytes:

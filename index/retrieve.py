@@ -135,9 +135,7 @@ class _Search:
 
     def _rankings(self, depth: int) -> dict[str, Ranking]:
         finders: dict[str, Callable[[], Ranking]] = {
-            "dense": lambda: nearest(
-                self.catalog, self.vectors, self.vector, depth, self.allowed
-            ),
+            "dense": lambda: nearest(self.catalog, self.vectors, self.vector, depth, self.allowed),
             "words": lambda: self.catalog.by_words(self.terms, depth, self.allowed),
         }
         return {name: find() for name, find in finders.items() if self.weights[name]}

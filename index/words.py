@@ -30,10 +30,10 @@ STOP_WORDS = frozenset(
 # One run of text without a space that may be a name: pieces of letters and digits, and what joins them.
 _NAME = r"""[\p{L}\p{N}\p{M}]+(?:(?:[_.\-/@:+'’,&·#]|\(|\[|\)\.?|\]\.?|::|->|\.\.)[\p{L}\p{N}\p{M}]+)*"""
 # Written without spaces between words, or with particles grown onto them (Hangul).
-_UNSPACED = (
-    r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Hangul}\p{Bopomofo}ー々〆]"
+_UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Hangul}\p{Bopomofo}ー々〆]"
+_PARTS = (
+    rf"(?P<unspaced>(?:{_UNSPACED}\p{{M}}*)+)|(?P<word>(?:(?!{_UNSPACED})[\p{{L}}\p{{N}}\p{{M}}])+)"
 )
-_PARTS = rf"(?P<unspaced>(?:{_UNSPACED}\p{{M}}*)+)|(?P<word>(?:(?!{_UNSPACED})[\p{{L}}\p{{N}}\p{{M}}])+)"
 _CAMEL = r"\p{Lu}+(?=\p{Lu}\p{Ll})|\p{Lu}?[\p{Ll}\p{Lo}\p{M}]+|\p{Lu}+|\p{N}+"
 
 # Marks that are left out in writing as often as not: accents, Hebrew points, Arabic vowels; and what is
