@@ -86,6 +86,17 @@ MIGRATIONS = (
         ALTER TABLE documents ADD COLUMN meta TEXT NOT NULL DEFAULT '{}';
         """,
     ),
+    Migration(
+        "0005_staging",
+        """
+        -- Vectors of another embedder, a row a chunk with all its windows, until every chunk has some.
+        CREATE TABLE staging (
+            chunk_row INTEGER PRIMARY KEY REFERENCES chunks (row) ON DELETE CASCADE,
+            "windows" INTEGER NOT NULL,
+            data BLOB NOT NULL
+        );
+        """,
+    ),
 )
 
 

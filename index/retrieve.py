@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from epicrag.index.embed import Embedder
     from epicrag.index.vectors import VectorIndex
 
-_SETTING = "embedder"
+SETTING = "embedder"
+"""Of the catalog: the embedder that the vectors are of, as JSON."""
 
 
 def search(
@@ -38,14 +40,19 @@ def search(
 
 def check_embedder(catalog: Catalog, embedder: Embedder) -> None:
     """Raise MismatchError unless the index was made with this embedder; an empty index takes it on."""
-    mine = {"name": embedder.name, "fingerprint": embedder.fingerprint, "dim": embedder.dim}
-    stored = catalog.setting(_SETTING)
+    mine = facts_of(embedder)
+    stored = catalog.setting(SETTING)
     if stored is not None and json.loads(stored) == mine:
         return
     if stored is None or not catalog.counts().vectors:
-        catalog.set_setting(_SETTING, json.dumps(mine))
+        catalog.set_setting(SETTING, json.dumps(mine))
         return
     raise _mismatch(json.loads(stored), mine)
+
+
+def facts_of(embedder: Embedder) -> dict[str, object]:
+    """What an index remembers of the embedder it was made with."""
+    return {"name": embedder.name, "fingerprint": embedder.fingerprint, "dim": embedder.dim}
 
 
 def _mismatch(made: dict[str, object], given: dict[str, object]) -> MismatchError:
@@ -53,9 +60,11 @@ def _mismatch(made: dict[str, object], given: dict[str, object]) -> MismatchErro
         print_ = str(embedder["fingerprint"])[:8]
         return f"{embedder['name']} ({embedder['dim']} numbers, fingerprint {print_})"
 
+    old, new = (shlex.quote(str(embedder["name"])) for embedder in (made, given))
     return MismatchError(
         f"the index was made with the embedder {words(made)}, not with {words(given)}",
-        f"use the old one with --embed-model {made['name']}, or ingest into a new index with --index",
+        f"embed it again: epicrag rebuild --embed-only --embed-model {new}; "
+        f"or use the old one: --embed-model {old}",
     )
 
 

@@ -50,6 +50,23 @@ class VectorIndex:
                 index._save()
         return index
 
+    @classmethod
+    def renew(cls, catalog: Catalog, folder: Path) -> VectorIndex:
+        """Write the copy again from the catalog, whatever state it is in."""
+        index = cls(catalog, folder)
+        with catalog.snapshot():
+            index.rebuilt = "asked for"
+            index._build()
+            index._save()
+        return index
+
+    @classmethod
+    def fault(cls, catalog: Catalog, folder: Path) -> str | None:
+        """Return why the copy cannot be used: "missing", "old" or "damaged…"; None: it can. Writes nothing."""
+        index = cls(catalog, folder)
+        with catalog.snapshot():
+            return index._load()
+
     @property
     def count(self) -> int:
         """Vectors held; equal to the catalog's count."""
