@@ -54,7 +54,7 @@ def machine(config: Config) -> Iterator[Check]:
     yield ok("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     yield _packages()
     yield _faiss()
-    yield _settings(config)
+    yield settings(config)
     yield _device(config)
     yield from _models(config)
     yield _memory(config)
@@ -83,7 +83,8 @@ def _faiss() -> Check:
     return ok("faiss", f"{faiss.__version__}, built {build}")
 
 
-def _settings(config: Config) -> Check:
+def settings(config: Config) -> Check:
+    """Whether settings that could be loaded can be used, too."""
     from epicrag.serving.policies import parse_policy
 
     try:
