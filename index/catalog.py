@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,6 +91,11 @@ class Catalog:
         """
         return cls(Database.open(folder / FILE_NAME, create=create))
 
+    @property
+    def database(self) -> Database:
+        """The file itself: for what else stands in it, and for proving it whole."""
+        return self._database
+
     def close(self) -> None:
         self._database.close()
 
@@ -147,6 +152,9 @@ class Catalog:
         rows = self._rows("SELECT value FROM settings WHERE name = ?", name)
         return str(rows[0][0]) if rows else None
 
+    def settings(self) -> dict[str, str]:
+        return dict(self._rows("SELECT name, value FROM settings"))
+
     def set_setting(self, name: str, value: str) -> None:
         """Store a setting; documents and the generation stay as they are."""
         with self._database.writing() as connection:
@@ -175,26 +183,37 @@ class Catalog:
         for its neighbours and never found. ValueError, and no change: counts that differ, vectors
         that are not finite, not of unit length, or not of the index's dimension.
         """
-        if len(chunks) != len(vectors):
-            raise ValueError(f"{len(chunks)} chunks but {len(vectors)} groups of vectors")
-        windows = [_checked(array) for array in vectors]
         with self._database.writing() as connection:
-            _check_dim(connection, windows)
-            connection.execute("DELETE FROM documents WHERE path = ?", (_encode(document.path),))
-            row = connection.execute(
-                "INSERT INTO documents (path, digest, title, media, meta) VALUES (?, ?, ?, ?, ?)",
-                (
-                    _encode(document.path),
-                    document.digest,
-                    document.title,
-                    document.media,
-                    json.dumps(dict(document.meta), ensure_ascii=False, sort_keys=True),
-                ),
-            ).lastrowid
-            assert row is not None
-            rows = [_insert(connection, row, *pair) for pair in zip(chunks, windows, strict=True)]
-            _step(connection)
+            rows = _put(connection, document, chunks, vectors)
+            step(connection)
         return rows
+
+    def load(
+        self,
+        documents: Iterable[tuple[Document, Sequence[Chunk], Sequence[NDArray[np.float32]]]],
+        keys: Mapping[tuple[str, int], str],
+        settings: Mapping[str, str],
+    ) -> int:
+        """Put many documents, KV keys by (path, ordinal) and settings, all in one transaction.
+
+        Each document as `put_document` does. Returns how many there were. Whatever fails, the iterator
+        included, leaves the catalog as it was.
+        """
+        n = 0
+        with self._database.writing() as connection:
+            for document, chunks, vectors in documents:
+                rows = _put(connection, document, chunks, vectors)
+                named = zip(rows, chunks, strict=True)
+                known = [(row, keys.get((document.path, chunk.ordinal))) for row, chunk in named]
+                connection.executemany(
+                    "INSERT INTO kv VALUES (?, ?)", [(row, key) for row, key in known if key]
+                )
+                n += 1
+            connection.executemany(
+                "INSERT OR REPLACE INTO settings VALUES (?, ?)", settings.items()
+            )
+            step(connection)
+        return n
 
     def rename_document(self, old: str, new: str) -> None:
         """Relabel a document: chunks, vectors and KV stay. KeyError: no `old`; ValueError: `new` is taken."""
@@ -206,7 +225,7 @@ class Catalog:
             connection.execute(
                 "UPDATE documents SET path = ? WHERE path = ?", (_encode(new), _encode(old))
             )
-            _step(connection)
+            step(connection)
 
     def rename_documents(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Relabel many at once, (old, new): names may be swapped or passed on, and what no pair takes
@@ -224,14 +243,20 @@ class Catalog:
                     "UPDATE documents SET path = ? WHERE path = ?", (_encode(new), _aside(number))
                 )
             if pairs:
-                _step(connection)
+                step(connection)
 
     def delete_document(self, path: str) -> None:
         """Forget a document with its chunks, vectors and KV entries; nothing happens if unknown."""
+        self.delete_documents([path])
+
+    def delete_documents(self, paths: Sequence[str]) -> None:
+        """Forget several documents in one transaction; unknown ones are passed over."""
         with self._database.writing() as connection:
-            if _exists(connection, path):
+            known = [path for path in paths if _exists(connection, path)]
+            for path in known:
                 connection.execute("DELETE FROM documents WHERE path = ?", (_encode(path),))
-                _step(connection)
+            if known:
+                step(connection)
 
     # --- chunks ---
 
@@ -250,6 +275,15 @@ class Catalog:
         """Yield all chunks by document, in reading order, one document in memory at a time."""
         for (row,) in self._rows("SELECT row FROM documents ORDER BY path"):
             yield from self._chunks("WHERE document_row = ? ORDER BY ordinal", row)
+
+    def chunk_rows(self, prefix: str = "") -> list[tuple[int, str, str]]:
+        """Return (row, id, path) of the chunks whose ids begin so, by row: the texts are not read."""
+        rows = self._rows(
+            "SELECT chunks.row, id, path FROM chunks JOIN documents ON documents.row = document_row"
+            " WHERE id >= ?1 AND id < ?1 || 'g' ORDER BY chunks.row",  # "g" follows all hex digits
+            prefix,
+        )
+        return [(row, chunk_id, _decode(path)) for row, chunk_id, path in rows]
 
     def previous(self, row: int) -> Chunk | None:
         """Return the passage before a chunk in its document; None for the first."""
@@ -412,8 +446,22 @@ class Catalog:
         rows = self._rows("SELECT key FROM kv WHERE chunk_row = ?", row)
         return str(rows[0][0]) if rows else None
 
+    def kv_rows(self) -> list[tuple[str, int, str]]:
+        """Return (path, chunk row, key) of every chunk whose KV was noted."""
+        rows = self._rows(
+            "SELECT path, chunk_row, key FROM kv JOIN chunks ON chunks.row = chunk_row"
+            " JOIN documents ON documents.row = document_row"
+        )
+        return [(_decode(path), row, key) for path, row, key in rows]
+
     def kv_keys(self) -> set[str]:
         return {key for (key,) in self._rows("SELECT DISTINCT key FROM kv")}
+
+    def uses(self) -> dict[int, int]:
+        """Return how often each chunk row was retrieved; empty in an index that does not count it."""
+        if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'uses'"):
+            return {}
+        return dict(self._rows("SELECT chunk_row, count FROM uses"))
 
     # --- reading ---
 
@@ -476,6 +524,32 @@ def _chunk(columns: Sequence[Any]) -> Chunk:
     return Chunk(_decode(path), ordinal, start, end, text, title, place, n_tokens, table)
 
 
+def _put(
+    connection: sqlite3.Connection,
+    document: Document,
+    chunks: Sequence[Chunk],
+    vectors: Sequence[NDArray[np.float32]],
+) -> list[int]:
+    """Replace one document within a transaction; see `Catalog.put_document`."""
+    if len(chunks) != len(vectors):
+        raise ValueError(f"{len(chunks)} chunks but {len(vectors)} groups of vectors")
+    windows = [checked(array) for array in vectors]
+    _check_dim(connection, windows)
+    connection.execute("DELETE FROM documents WHERE path = ?", (_encode(document.path),))
+    row = connection.execute(
+        "INSERT INTO documents (path, digest, title, media, meta) VALUES (?, ?, ?, ?, ?)",
+        (
+            _encode(document.path),
+            document.digest,
+            document.title,
+            document.media,
+            json.dumps(dict(document.meta), ensure_ascii=False, sort_keys=True),
+        ),
+    ).lastrowid
+    assert row is not None
+    return [_insert(connection, row, *pair) for pair in zip(chunks, windows, strict=True)]
+
+
 def _insert(
     connection: sqlite3.Connection, document_row: int, chunk: Chunk, windows: NDArray[np.float32]
 ) -> int:
@@ -498,7 +572,8 @@ def _exists(connection: sqlite3.Connection, path: str) -> bool:
     return found.fetchone() is not None
 
 
-def _step(connection: sqlite3.Connection) -> None:
+def step(connection: sqlite3.Connection) -> None:
+    """Count a change to documents or vectors, within its transaction: readers look at this."""
     connection.execute("UPDATE state SET generation = generation + 1, stamp = hex(randomblob(16))")
     connection.execute("INSERT INTO history SELECT generation, stamp FROM state")
     connection.execute(
@@ -506,7 +581,7 @@ def _step(connection: sqlite3.Connection) -> None:
     )
 
 
-def _checked(windows: NDArray[np.float32]) -> NDArray[np.float32]:
+def checked(windows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the windows of one chunk as little-endian float32; ValueError unless unit rows."""
     array = np.ascontiguousarray(windows, dtype="<f4")
     if array.ndim != 2 or not _is_unit(array):

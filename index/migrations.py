@@ -112,6 +112,17 @@ MIGRATIONS = (
         """,
     ),
     Migration(
+        "0005_staging",
+        """
+        -- Vectors of another embedder, a row a chunk with all its windows, until every chunk has some.
+        CREATE TABLE staging (
+            chunk_row INTEGER PRIMARY KEY REFERENCES chunks (row) ON DELETE CASCADE,
+            "windows" INTEGER NOT NULL,
+            data BLOB NOT NULL
+        );
+        """,
+    ),
+    Migration(
         "0006_sources",
         """
         -- Which sitemap or address led to a document, and what spares fetching it again. By path and not by

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set as AbstractSet
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import TYPE_CHECKING
 
