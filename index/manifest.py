@@ -82,6 +82,11 @@ def write(folder: Path, manifest: Manifest) -> str:
     return digest
 
 
+def forget(folder: Path) -> None:
+    """Remove the manifest, so that nothing in the folder counts; OSError passes through."""
+    (folder / FILE_NAME).unlink(missing_ok=True)
+
+
 def sweep(folder: Path) -> None:
     """Remove what the manifest does not name: of earlier ones, or left by writers that were killed."""
     try:

@@ -87,6 +87,20 @@ class VectorIndex:
             index._save(tidy=False)
         return index
 
+    @classmethod
+    def renew(cls, catalog: Catalog, folder: Path) -> VectorIndex:
+        """Write the copy again from the catalog, whatever state it is in."""
+        index = cls(catalog, folder)
+        index.rebuilt = "asked for"
+        manifests.forget(index._folder)
+        index._save(tidy=True)
+        return index
+
+    @classmethod
+    def fault(cls, catalog: Catalog, folder: Path) -> str | None:
+        """Return why the copy cannot be used: "missing", "old" or "damaged…"; None: it can. Writes nothing."""
+        return cls(catalog, folder)._load()
+
     @property
     def count(self) -> int:
         """Vectors held; equal to the catalog's count."""
