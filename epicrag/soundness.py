@@ -71,7 +71,8 @@ def _vectors(pipeline: Pipeline) -> Iterator[Check]:
     catalog = pipeline.catalog
     ids, rows = catalog.vector_rows()
     bare = catalog.counts().chunks - len(set(rows.tolist()))
-    catalog.vectors()  # raises where one is not of unit length
+    for _ in catalog.vector_batches():  # raises where one is not of unit length
+        pass
     if bare:
         what = f"{bare:,} chunks have no vector and are never found"
         yield warn("vectors", what, "epicrag rebuild --embed-only")
