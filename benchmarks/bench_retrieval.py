@@ -61,7 +61,10 @@ def read_task(path: Path, n_questions: int) -> Task:
 
 
 def _judged(line: dict[str, Any]) -> tuple[str, Mapping[str, float], tuple[str, ...]]:
-    gains = {str(at): float(5 - grade) if 1 <= grade <= 4 else 1.0 for at, grade in line["relevant"].items()}
+    gains = {
+        str(at): float(5 - grade) if 1 <= grade <= 4 else 1.0
+        for at, grade in line["relevant"].items()
+    }
     return line["query"], gains, ()
 
 
@@ -92,7 +95,13 @@ class Bench:
 
     def index(self, task: Task) -> tuple[Catalog, VectorIndex]:
         """Open the index of a task, made first where it is not kept yet."""
-        facts = [task.name, len(task.documents), self.variant, self.embedder.fingerprint, self.chunk_tokens]
+        facts = [
+            task.name,
+            len(task.documents),
+            self.variant,
+            self.embedder.fingerprint,
+            self.chunk_tokens,
+        ]
         folder = self.cache / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
         catalog = Catalog.open(folder, create=True)
         for one in task.documents:
@@ -129,11 +138,21 @@ def measure(bench: Bench, task: Task, weights: Sequence[str]) -> list[dict[str, 
                 scores.append({**score(hits, gains, answers), "ms": spent})
             means = {key: statistics.mean(one[key] for one in scores) for key in scores[0]}
             means["ms"] = statistics.median(one["ms"] for one in scores)
-            rows.append({"set": task.name, "chunks": chunks, "questions": len(scores), "search": name, **means})
+            rows.append(
+                {
+                    "set": task.name,
+                    "chunks": chunks,
+                    "questions": len(scores),
+                    "search": name,
+                    **means,
+                }
+            )
     return rows
 
 
-def score(hits: Sequence[Hit], gains: Mapping[str, float], answers: Sequence[str]) -> dict[str, float]:
+def score(
+    hits: Sequence[Hit], gains: Mapping[str, float], answers: Sequence[str]
+) -> dict[str, float]:
     """nDCG@10 where documents are judged; else whether an answer is in the first 5, and 1 / its rank."""
     if gains:
         found = [gains.get(hit.chunk.document, 0.0) for hit in hits]
@@ -153,17 +172,26 @@ def holds(text: str, answer: str) -> bool:
     if not wanted:
         return False
     is_spaced = wanted.isascii()
-    return f" {wanted} " in f" {plain} " if is_spaced else wanted.replace(" ", "") in plain.replace(" ", "")
+    return (
+        f" {wanted} " in f" {plain} "
+        if is_spaced
+        else wanted.replace(" ", "") in plain.replace(" ", "")
+    )
 
 
 def _plain(text: str) -> str:
     folded = unicodedata.normalize("NFKC", text).casefold()
-    signs = (sign if sign.isalnum() or unicodedata.category(sign)[0] == "M" else " " for sign in folded)
+    signs = (
+        sign if sign.isalnum() or unicodedata.category(sign)[0] == "M" else " " for sign in folded
+    )
     return " ".join("".join(signs).split())
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = ["| set | chunks | questions | search | recall@5 | MRR@10 | nDCG@10 | ms |", "|---" * 8 + "|"]
+    lines = [
+        "| set | chunks | questions | search | recall@5 | MRR@10 | nDCG@10 | ms |",
+        "|---" * 8 + "|",
+    ]
     for row in rows:
         cells = [f"{row[key]:.3f}" if key in row else "" for key in ("recall5", "mrr10", "ndcg10")]
         head = (row["set"], row["chunks"], row["questions"], row["search"])
@@ -172,12 +200,18 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("sets", nargs="+", type=Path)
     parser.add_argument("--questions", type=int, default=100, help="of each set, at most")
-    parser.add_argument("--weights", nargs="*", default=["1,1", "1,0.5", "0.5,1"], help="dense,words")
+    parser.add_argument(
+        "--weights", nargs="*", default=["1,1", "1,0.5", "0.5,1"], help="dense,words"
+    )
     parser.add_argument("--embed", choices=["model_text", "text"], default="model_text")
-    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "epicrag-retrieval")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(tempfile.gettempdir()) / "epicrag-retrieval"
+    )
     args = parser.parse_args()
     bench = Bench(args.cache, args.embed)
     rows: list[dict[str, Any]] = []

@@ -10,7 +10,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 # --- documents -----------------------------------------------------------------------------------
 
@@ -189,13 +189,42 @@ FileStatus = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """A file that the walk found and may be read."""
+class Entry(Protocol):
+    """What a source holds and the index may hold as a document: a file, a member of an archive, a page."""
+
+    @property
+    def path(self) -> str:
+        """The identity of the document: for files absolute, with forward slashes, links resolved."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, as far as known without reading."""
+
+    def digest(self) -> str:
+        """What tells this content from any other, equal to the `Document.digest` that `read` gives.
+
+        OSError: it cannot be had; reading then says why.
+        """
+
+    def read(self) -> Document | Unread:
+        """The document, or why there is none. Bad content never raises."""
+
+    def refusal(self) -> str | None:
+        """Why no reader takes this, as far as can be told without reading; None when one does."""
+
+
+class Origin(NamedTuple):
+    """A document from the web as one root led to it, and what its server said of the version read."""
 
     path: str
-    """Absolute, forward slashes, symlinks resolved."""
-    size: int
+    root: str
+    """The sitemap or address that was ingested."""
+    asked: str
+    """The address that was asked for; the page may have moved from there."""
+    digest: str = ""
+    """Of the version that etag and modified belong to."""
+    etag: str = ""
+    modified: str = ""
 
 
 @dataclass(frozen=True, slots=True)

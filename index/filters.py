@@ -97,9 +97,7 @@ class Compare:
         if not held:
             return False
         plain = _NEGATED.get(self.operator, self.operator)
-        fits = any(
-            _compare(self.field, one, plain, value) for one in held for value in self.values
-        )
+        fits = any(_compare(self.field, one, plain, value) for one in held for value in self.values)
         return fits != (self.operator in _NEGATED)
 
 
@@ -158,7 +156,9 @@ def _compare(field: str, held: Value, operator: str, wanted: str) -> bool:
     return pair is not None and _ORDER[operator](*pair)
 
 
-def _comparable(field: str, held: Value, wanted: str) -> tuple[float, float] | tuple[str, str] | None:
+def _comparable(
+    field: str, held: Value, wanted: str
+) -> tuple[float, float] | tuple[str, str] | None:
     """Return both sides as numbers, as dates of one precision, or as text; None if they do not compare."""
     numbers = _number(held), _number(wanted)
     if numbers[0] is not None and numbers[1] is not None:
@@ -249,7 +249,9 @@ class _Parser:
             if found is None or found.lastgroup is None:
                 at += len(self.text[at:]) - len(self.text[at:].lstrip())
                 self._fail_at(at, "a field, a value or an operator")
-            tokens.append(_Token(found.lastgroup, found[found.lastgroup], found.start(found.lastgroup)))
+            tokens.append(
+                _Token(found.lastgroup, found[found.lastgroup], found.start(found.lastgroup))
+            )
             at = found.end()
         return [*tokens, _Token("end", "", end)]
 
@@ -341,7 +343,7 @@ class _Parser:
         raise UsageError(
             f"the filter cannot be read at character {position + 1}: expected {wanted},"
             f" found {found}",
-            "write it as in: year>=2020 and path~\"manual/*\"",
+            'write it as in: year>=2020 and path~"manual/*"',
         )
 
 

@@ -111,6 +111,41 @@ MIGRATIONS = (
             FROM chunks;
         """,
     ),
+    Migration(
+        "0005_staging",
+        """
+        -- Vectors of another embedder, a row a chunk with all its windows, until every chunk has some.
+        CREATE TABLE staging (
+            chunk_row INTEGER PRIMARY KEY REFERENCES chunks (row) ON DELETE CASCADE,
+            "windows" INTEGER NOT NULL,
+            data BLOB NOT NULL
+        );
+        """,
+    ),
+    Migration(
+        "0006_sources",
+        """
+        -- Which sitemap or address led to a document, and what spares fetching it again. By path and not by
+        -- row: a document that is read again is a new row.
+        CREATE TABLE origins (
+            path BLOB NOT NULL,
+            root TEXT NOT NULL,
+            asked TEXT NOT NULL,
+            digest TEXT NOT NULL,
+            etag TEXT NOT NULL,
+            modified TEXT NOT NULL,
+            PRIMARY KEY (path, root)
+        ) WITHOUT ROWID;
+        """,
+    ),
+    Migration(
+        "0007_history",
+        """
+        -- The stamps of late: a copy of one of these states lacks only what came since.
+        CREATE TABLE history (generation INTEGER PRIMARY KEY, stamp TEXT NOT NULL);
+        INSERT INTO history SELECT generation, stamp FROM state;
+        """,
+    ),
 )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set as AbstractSet
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -40,9 +41,7 @@ def nearest(
     return sorted(best.items(), key=lambda pair: (-pair[1], pair[0]))[: max(n, 0)]
 
 
-def cosines(
-    catalog: Catalog, query: NDArray[np.float32], rows: Sequence[int]
-) -> dict[int, float]:
+def cosines(catalog: Catalog, query: NDArray[np.float32], rows: Sequence[int]) -> dict[int, float]:
     """Return the cosine of each of these chunks: its best window's. Chunks without vectors are left out."""
     unit = query / max(float(np.linalg.norm(query)), 1e-12)
     best: dict[int, float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 MODES = ("hybrid", "dense", "words")
 WEIGHTS: Mapping[str, float] = {"dense": 1.0, "words": 1.0}
-_SETTING = "embedder"
+SETTING = "embedder"
+"""Of the catalog: the embedder that the vectors are of, as JSON."""
 _DEPTH = 50  # passages that each ranking puts forward, at least
 _PER_HIT = 4  # and for each hit that is wanted
 
@@ -66,9 +68,7 @@ class Request:
         return {name: float(name == self.mode) for name in WEIGHTS}
 
 
-def find(
-    catalog: Catalog, vectors: VectorIndex, embedder: Embedder, request: Request
-) -> Found:
+def find(catalog: Catalog, vectors: VectorIndex, embedder: Embedder, request: Request) -> Found:
     """Return the k best passages, best first, each text once, and whether they speak of the question.
 
     All come from one state of the catalog, whoever writes meanwhile.
@@ -96,14 +96,19 @@ def search(
 
 def check_embedder(catalog: Catalog, embedder: Embedder) -> None:
     """Raise MismatchError unless the index was made with this embedder; an empty index takes it on."""
-    mine = {"name": embedder.name, "fingerprint": embedder.fingerprint, "dim": embedder.dim}
-    stored = catalog.setting(_SETTING)
+    mine = facts_of(embedder)
+    stored = catalog.setting(SETTING)
     if stored is not None and json.loads(stored) == mine:
         return
     if stored is None or not catalog.counts().vectors:
-        catalog.set_setting(_SETTING, json.dumps(mine))
+        catalog.set_setting(SETTING, json.dumps(mine))
         return
     raise _mismatch(json.loads(stored), mine)
+
+
+def facts_of(embedder: Embedder) -> dict[str, object]:
+    """What an index remembers of the embedder it was made with."""
+    return {"name": embedder.name, "fingerprint": embedder.fingerprint, "dim": embedder.dim}
 
 
 def _mismatch(made: dict[str, object], given: dict[str, object]) -> MismatchError:
@@ -111,9 +116,11 @@ def _mismatch(made: dict[str, object], given: dict[str, object]) -> MismatchErro
         print_ = str(embedder["fingerprint"])[:8]
         return f"{embedder['name']} ({embedder['dim']} numbers, fingerprint {print_})"
 
+    old, new = (shlex.quote(str(embedder["name"])) for embedder in (made, given))
     return MismatchError(
         f"the index was made with the embedder {words(made)}, not with {words(given)}",
-        f"use the old one with --embed-model {made['name']}, or ingest into a new index with --index",
+        f"embed it again: epicrag rebuild --embed-only --embed-model {new}; "
+        f"or use the old one: --embed-model {old}",
     )
 
 
@@ -150,9 +157,7 @@ class _Search:
 
     def _rankings(self, depth: int) -> dict[str, Ranking]:
         finders: dict[str, Callable[[], Ranking]] = {
-            "dense": lambda: nearest(
-                self.catalog, self.vectors, self.vector, depth, self.allowed
-            ),
+            "dense": lambda: nearest(self.catalog, self.vectors, self.vector, depth, self.allowed),
             "words": lambda: self.catalog.by_words(self.terms, depth, self.allowed),
         }
         return {name: find() for name, find in finders.items() if self.weights[name]}

@@ -6,6 +6,7 @@ one name, and differ between versions of SQLite. So words are made here, and FTS
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
 from collections.abc import Iterator
 from functools import cache, lru_cache
@@ -18,22 +19,17 @@ _GLUE = "·"  # no token separator to FTS5, and in no word
 _POSSESSIVE = frozenset({"s", "t", "re", "ve", "ll", "d", "m"})
 
 STOP_WORDS = frozenset(
-    """a about above after again against all am an and any are as at be because been before being below
-    between both but by can could did do does doing down during each few for from further had has have
-    having he her here hers him his how i if in into is it its itself just me more most my no nor not of
-    off on once only or other our ours out over own same she should so some such than that the their
-    theirs them then there these they this those through to too under until up very was we were what when
-    where which while who whom why will with would you your yours""".split()
+    ["a", "about", "above", "after", "again", "against", "all", "am", "an", "and", "any", "are", "as", "at", "be", "because", "been", "before", "being", "below", "between", "both", "but", "by", "can", "could", "did", "do", "does", "doing", "down", "during", "each", "few", "for", "from", "further", "had", "has", "have", "having", "he", "her", "here", "hers", "him", "his", "how", "i", "if", "in", "into", "is", "it", "its", "itself", "just", "me", "more", "most", "my", "no", "nor", "not", "of", "off", "on", "once", "only", "or", "other", "our", "ours", "out", "over", "own", "same", "she", "should", "so", "some", "such", "than", "that", "the", "their", "theirs", "them", "then", "there", "these", "they", "this", "those", "through", "to", "too", "under", "until", "up", "very", "was", "we", "were", "what", "when", "where", "which", "while", "who", "whom", "why", "will", "with", "would", "you", "your", "yours"]
 )
 """English words that say nothing of a subject. In other languages the index itself shows which are common."""
 
 # One run of text without a space that may be a name: pieces of letters and digits, and what joins them.
 _NAME = r"""[\p{L}\p{N}\p{M}]+(?:(?:[_.\-/@:+'’,&·#]|\(|\[|\)\.?|\]\.?|::|->|\.\.)[\p{L}\p{N}\p{M}]+)*"""
 # Written without spaces between words, or with particles grown onto them (Hangul).
-_UNSPACED = (
-    r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Hangul}\p{Bopomofo}ー々〆]"
+_UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Hangul}\p{Bopomofo}ー々〆]"
+_PARTS = (
+    rf"(?P<unspaced>(?:{_UNSPACED}\p{{M}}*)+)|(?P<word>(?:(?!{_UNSPACED})[\p{{L}}\p{{N}}\p{{M}}])+)"
 )
-_PARTS = rf"(?P<unspaced>(?:{_UNSPACED}\p{{M}}*)+)|(?P<word>(?:(?!{_UNSPACED})[\p{{L}}\p{{N}}\p{{M}}])+)"
 _CAMEL = r"\p{Lu}+(?=\p{Lu}\p{Ll})|\p{Lu}?[\p{Ll}\p{Lo}\p{M}]+|\p{Lu}+|\p{N}+"
 
 _THOUSANDS = r"(?<=\d),(?=\d{3}(?!\d))"  # 1,000 is 1000
@@ -120,7 +116,7 @@ def _characters(run: str, is_query: bool) -> Iterator[str]:
     units = _pattern(r"\P{M}\p{M}*|\p{M}+").findall(run)
     if not is_query or len(units) == 1:
         yield from units
-    for first, second in zip(units, units[1:], strict=False):
+    for first, second in itertools.pairwise(units):
         yield first + second
 
 
@@ -128,7 +124,7 @@ def _whole(name: str, pieces: list[str]) -> str:
     """Join the pieces: 1.2.3 and 2020-01-02 keep their joints, or 1.2 would be 12."""
     whole = pieces[0].lstrip("vV") if pieces[0][1:].isdigit() else pieces[0]
     at = name.find(pieces[0]) + len(pieces[0])
-    for before, piece in zip(pieces, pieces[1:], strict=False):
+    for before, piece in itertools.pairwise(pieces):
         start = name.find(piece, at)
         joint = name[at:start]
         is_number = before[-1].isdigit() and piece[0].isdigit() and joint in (".", "-", ":", "/")

@@ -107,9 +107,7 @@ def _ranked(
     return [(row, float(score)) for row, score in rows(sql, *values)]
 
 
-def _rescored(
-    rows: Rows, found: Sequence[int], counts: dict[str, int]
-) -> list[tuple[int, float]]:
+def _rescored(rows: Rows, found: Sequence[int], counts: dict[str, int]) -> list[tuple[int, float]]:
     """Score rows by all terms, the common ones too: BM25 with the mean length of these rows."""
     sql = "SELECT rowid, head, body FROM words WHERE rowid IN (SELECT value FROM json_each(?))"
     texts = {row: (head.split(), body.split()) for row, head, body in rows(sql, json.dumps(found))}

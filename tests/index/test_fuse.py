@@ -33,7 +33,9 @@ def test_each_row_tells_its_rank_and_score_in_every_stage():
 
 def test_ties_go_to_the_first_ranking():
     assert order(dense=1, words=1)[1:] == [1, 3]
-    assert [row for row, _ in fuse({"words": [(3, 8.0)], "dense": [(1, 0.9)]}, {"dense": 1, "words": 1})] == [3, 1]
+    assert [
+        row for row, _ in fuse({"words": [(3, 8.0)], "dense": [(1, 0.9)]}, {"dense": 1, "words": 1})
+    ] == [3, 1]
 
 
 def test_nothing_gives_nothing():

@@ -29,7 +29,9 @@ def test_allowed_rows_are_found_behind_any_crowd(catalog, embedder, crowd, monke
     everything = nearest(catalog, vectors, query, 63)
     expected = [pair for pair in everything if pair[0] in rows][:2]
     assert [row for row, _ in found] == [row for row, _ in expected]
-    assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-6)
+    assert [score for _, score in found] == pytest.approx(
+        [score for _, score in expected], abs=1e-6
+    )
     assert nearest(catalog, vectors, query, 9, frozenset()) == []
 
 
