@@ -18,7 +18,9 @@ _SAMPLE_CHARS = 64_000
 _SAMPLE_ROWS = 100
 _SEP_LINE = re.compile(r"sep=(.)\n", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?[$€£¥]?\s?\d[\d\s.,'’]*(?:[eE][-+]?\d+)?\s?[%€$]?|[-+]?(?:nan|inf)")
-_DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}(?:[T ]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}(?::\d{2})?")
+_DATE = re.compile(
+    r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}(?:[T ]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}(?::\d{2})?"
+)
 _MAX_TITLE_CHARS = 200
 _MAX_NARROW = 8
 _MAX_LABELS = 20

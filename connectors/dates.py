@@ -35,4 +35,6 @@ def _checked(year: int | None, month: int | None, day: int | None) -> str | None
         date(year or 0, month or 1, day or 1)
     except ValueError:
         return None
-    return "-".join(f"{part:02}" if at else f"{part:04}" for at, part in enumerate((year, month, day)) if part)
+    return "-".join(
+        f"{part:02}" if at else f"{part:04}" for at, part in enumerate((year, month, day)) if part
+    )

@@ -126,9 +126,9 @@ class _Book:
         container = self._tree(_CONTAINER)
         if container is not None:
             for node in container.iter():
-                if local(node) == "rootfile" and (path := unquote(node.get("full-path", ""))):
-                    if path.lower() in self._members:
-                        return path
+                path = unquote(node.get("full-path", "")) if local(node) == "rootfile" else ""
+                if path.lower() in self._members:
+                    return path
         return next((name for name in self._members if name.endswith(".opf")), None)
 
     def _spine(self, package: Any | None, folder: str) -> list[str]:
@@ -144,9 +144,8 @@ class _Book:
                 manifest[node.get("id", "")] = (href, kind, properties)
             elif name == "itemref":
                 order.append(node.get("idref", ""))
-            elif name == "reference" and node.get("type", "").lower() == "toc":
-                if "#" not in node.get("href", ""):  # else it is a part of a page
-                    skipped.add(href)
+            elif node.get("type", "").lower() == "toc" and "#" not in node.get("href", ""):
+                skipped.add(href)  # with a "#" it is only a part of a page
         items = [manifest[key] for key in order if key in manifest] or list(manifest.values())
         pages = [
             path
@@ -185,7 +184,12 @@ def _resolved(folder: str, href: str) -> str:
 
 
 def _is_page(path: str, kind: str) -> bool:
-    if kind in ("application/xhtml+xml", "text/html", "application/x-dtbook+xml", "text/x-oeb1-document"):
+    if kind in (
+        "application/xhtml+xml",
+        "text/html",
+        "application/x-dtbook+xml",
+        "text/x-oeb1-document",
+    ):
         return True
     return kind in ("", "text/xml", "application/xml") and path.lower().endswith(_PAGES)
 

@@ -71,7 +71,11 @@ def _entry(draft: Draft, entry: Any) -> None:
         draft.enter(1, "")
     facts = [iso_date(words(_first(entry, *_DATES))) or words(_first(entry, *_DATES))]
     facts.append(words(_first(entry, *_AUTHORS)))
-    facts.append(", ".join(filter(None, (_category(node) for node in children(entry, "category", "subject")))))
+    facts.append(
+        ", ".join(
+            filter(None, (_category(node) for node in children(entry, "category", "subject")))
+        )
+    )
     if line := " · ".join(filter(None, facts)):
         draft.open("paragraph")
         draft.write(line)

@@ -29,10 +29,10 @@ _NAMED = {
     "glossary": "Glossary",
     "ref-list": "References",
 }
-_SILENT = frozenset(
-    "graphic media inline-graphic object-id alternatives-graphic self-uri journal-id label title "
-    "counts permissions related-object sec-meta".split()
-)
+_SILENT = {
+    "graphic", "media", "inline-graphic", "object-id", "self-uri", "journal-id", "label", "title",
+    "counts", "permissions", "related-object", "sec-meta",
+}  # fmt: skip
 _MAX_AUTHORS = 3
 
 
@@ -69,7 +69,11 @@ class _Article:
         if doi := _doi(front):
             facts.append(f"doi:{doi}")
         self._line(" · ".join(filter(None, facts)), front)
-        for abstract in (node for node in front.iterdescendants() if local(node) in ("abstract", "trans-abstract")):
+        for abstract in (
+            node
+            for node in front.iterdescendants()
+            if local(node) in ("abstract", "trans-abstract")
+        ):
             heading = next(iter(children(abstract, "title")), None)
             self._heading(abstract, words(heading) or "Abstract", level + 1)
             self._inside(abstract, level + 1)
@@ -149,7 +153,9 @@ class _Article:
     def _captioned(self, node: Any) -> None:
         """Write a table or figure: label and caption, then the rows."""
         label = words(next(iter(children(node, "label")), None))
-        captions = [words(part) for caption in children(node, "caption") for part in children(caption)]
+        captions = [
+            words(part) for caption in children(node, "caption") for part in children(caption)
+        ]
         self._line(" ".join(filter(None, [label and f"{label.rstrip('.')}.", *captions])), node)
         for table in (inner for inner in node.iterdescendants() if local(inner) == "table"):
             self._table(table)
@@ -159,7 +165,9 @@ class _Article:
     def _table(self, table: Any) -> None:
         rows = [row for row in table.iterdescendants() if local(row) == "tr"]
         heads = [row for row in rows if local(row.getparent()) == "thead"]
-        heads = heads or [row for row in rows[:1] if children(row, "th") and not children(row, "td")]
+        heads = heads or [
+            row for row in rows[:1] if children(row, "th") and not children(row, "td")
+        ]
         names = _cells(heads[-1]) if heads else None
         for row in heads[:-1]:
             self._line(" | ".join(filter(None, _cells(row))), row)
@@ -228,7 +236,9 @@ def _names(front: Any) -> list[str]:
     for contrib in (node for node in front.iterdescendants() if local(node) == "contrib"):
         if contrib.get("contrib-type", "author") != "author":
             continue
-        name = next((node for node in contrib if local(node) in ("name", "collab", "string-name")), None)
+        name = next(
+            (node for node in contrib if local(node) in ("name", "collab", "string-name")), None
+        )
         if name is None:
             name = find(contrib, "name")
         given = words(find(name, "given-names")) if name is not None else ""
@@ -281,7 +291,9 @@ def _reference(ref: Any) -> str:
     source = words(find(citation, "source"))
     if not (title or source) or local(citation) == "mixed-citation":
         return f"{label} {words(citation)}".strip()
-    people = [words(find(name, "surname")) for name in citation.iterdescendants() if local(name) == "name"]
+    people = [
+        words(find(name, "surname")) for name in citation.iterdescendants() if local(name) == "name"
+    ]
     people += [words(name) for name in citation.iterdescendants() if local(name) == "collab"]
     who = ", ".join(people[:_MAX_AUTHORS]) + (" et al." if len(people) > _MAX_AUTHORS else "")
     year = words(find(citation, "year"))

@@ -188,7 +188,9 @@ class _Writer:
                 self._flush(at)
                 if top.kind == "[":  # within a record, paths begin anew
                     self._record_depth, self._container, path = len(self._stack) + 1, top.path, ""
-        if len(path) > _MAX_PATH:  # paths of a thousand steps help nobody, and cost the square of it
+        if (
+            len(path) > _MAX_PATH
+        ):  # paths of a thousand steps help nobody, and cost the square of it
             path = "…" + path[-_MAX_PATH // 2 :]
         self._stack.append(_Frame(kind, path, at))
 

@@ -157,7 +157,9 @@ def essence(source: str) -> str:
     if len(numbers) <= _MAX_LISTED:
         inner = "".join(source.split()).replace(",", ", ")
         flat = inner.count("[") == 1
-        return inner[1:-1].rstrip(", ") if flat else inner if len(inner) < 400 else ", ".join(numbers)
+        return (
+            inner[1:-1].rstrip(", ") if flat else inner if len(inner) < 400 else ", ".join(numbers)
+        )
     values = [float(number) for number in numbers if number.count(".") < 2]
     low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{len(numbers):,} numbers from {low:.12g} to {high:.12g}"

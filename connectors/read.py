@@ -46,6 +46,8 @@ def read(path: str, *, limits: Limits = _NO_LIMITS) -> Document | Unread:
         return parsed
     if is_blank(parsed.text):
         return Unread("empty", "no text in it")
+    if len(parsed.text) > limits.max_chars:
+        return too_long(len(parsed.text), limits.max_chars)
     return Document(
         path=path.replace(os.sep, "/") if os.sep != "/" else path,
         text=parsed.text,
@@ -102,6 +104,15 @@ def _parse(form: Format, path: str, data: bytes, limits: Limits) -> Parsed | Unr
     if form.name == "code":
         return parse(decoded.text, media_of(path), decoded.encoding)
     return parse(decoded.text, decoded.encoding)
+
+
+def parse_attached(name: str, data: bytes, max_chars: int) -> Parsed | None:
+    """Read a text that came with another document, by its name; None when it cannot be read."""
+    form = format_of(name)
+    if form is None or form.takes != "text":
+        return None
+    parsed = _guarded(form, name, data, Limits(max_chars=max_chars))
+    return None if isinstance(parsed, Unread) or is_blank(parsed.text) else parsed
 
 
 def _function(form: Format) -> Callable[..., Parsed | Unread]:

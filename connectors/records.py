@@ -36,7 +36,12 @@ class Records:
         self._count = 0
 
     def write(
-        self, fields: Sequence[Field], *, container: str = "", is_record: bool = True, level: int = 1
+        self,
+        fields: Sequence[Field],
+        *,
+        container: str = "",
+        is_record: bool = True,
+        level: int = 1,
     ) -> None:
         """Write a record, or values that belong to none.
 
