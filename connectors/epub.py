@@ -144,8 +144,8 @@ class _Book:
                 manifest[node.get("id", "")] = (href, kind, properties)
             elif name == "itemref":
                 order.append(node.get("idref", ""))
-            elif node.get("type", "").lower() == "toc" and "#" not in node.get("href", ""):
-                skipped.add(href)  # with a "#" it is only a part of a page
+            elif name == "reference" and _is_contents(node):
+                skipped.add(href)
         items = [manifest[key] for key in order if key in manifest] or list(manifest.values())
         pages = [
             path
@@ -181,6 +181,11 @@ def _resolved(folder: str, href: str) -> str:
     """The member that a link within the book leads to."""
     path = unquote(href.partition("#")[0]).replace("\\", "/")
     return posixpath.normpath(posixpath.join(folder, path)).lstrip("/") if path else ""
+
+
+def _is_contents(reference: Any) -> bool:
+    """Is it the page of contents? With a "#" it is only a part of a page."""
+    return reference.get("type", "").lower() == "toc" and "#" not in reference.get("href", "")
 
 
 def _is_page(path: str, kind: str) -> bool:
