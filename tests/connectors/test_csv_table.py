@@ -24,11 +24,16 @@ def rows_of(parsed: Any) -> list[tuple[str, int | None]]:
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_delimiter_is_found_out(delimiter: str):
     text = f'city{delimiter}count\n"Köln{delimiter} Deutz"{delimiter}3\nBonn{delimiter}4\n'
-    assert parse_csv(text).text == f"city | count\n{'Köln' + delimiter + ' Deutz' if delimiter != chr(9) else 'Köln Deutz'} | 3\nBonn | 4"
+    assert (
+        parse_csv(text).text
+        == f"city | count\n{'Köln' + delimiter + ' Deutz' if delimiter != chr(9) else 'Köln Deutz'} | 3\nBonn | 4"
+    )
 
 
 def test_decimal_commas_do_not_part_columns():
-    assert parse_csv("Maß;Wert;Ort\na;1,5;x\nb;2,25;y\nc;3,1;z\n").text.startswith("Maß | Wert | Ort\na | 1,5 | x")
+    assert parse_csv("Maß;Wert;Ort\na;1,5;x\nb;2,25;y\nc;3,1;z\n").text.startswith(
+        "Maß | Wert | Ort\na | 1,5 | x"
+    )
 
 
 def test_excel_says_which_delimiter():
@@ -38,7 +43,11 @@ def test_excel_says_which_delimiter():
 
 def test_rows_are_at_their_lines_though_cells_span_lines():
     parsed = parse_csv('name,note\n\nAda,"first\n\nthird ""quoted"""\nBob,x\n')
-    assert rows_of(parsed) == [("name | note", 1), ('Ada | first third "quoted"', 3), ("Bob | x", 6)]
+    assert rows_of(parsed) == [
+        ("name | note", 1),
+        ('Ada | first third "quoted"', 3),
+        ("Bob | x", 6),
+    ]
 
 
 def test_head_is_repeated_where_a_table_is_cut(words: Any, read_bytes: Any):
@@ -62,7 +71,10 @@ def test_wide_rows_without_a_head_are_numbered():
 
 
 def test_rows_longer_and_shorter_than_the_head_are_whole():
-    assert parse_csv("1,2,3\na,b,c,d\na\na,b,c,d\n").text == "1 | 2 | 3\na | b | c | d\na\na | b | c | d"
+    assert (
+        parse_csv("1,2,3\na,b,c,d\na\na,b,c,d\n").text
+        == "1 | 2 | 3\na | b | c | d\na\na | b | c | d"
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,11 +137,20 @@ def test_tabs_part_columns_of_tsv_though_commas_are_more():
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp932"])
 def test_encodings_are_found_out(read_bytes: Any, encoding: str):
-    document = read_bytes("a.csv", "名前,年齢,住所\n佐藤太郎,30,東京\n三木英子,25,大阪\n髙橋淳,35,名古屋\n".encode(encoding))
-    assert document.text == "名前 | 年齢 | 住所\n佐藤太郎 | 30 | 東京\n三木英子 | 25 | 大阪\n髙橋淳 | 35 | 名古屋"
+    document = read_bytes(
+        "a.csv",
+        "名前,年齢,住所\n佐藤太郎,30,東京\n三木英子,25,大阪\n髙橋淳,35,名古屋\n".encode(encoding),
+    )
+    assert (
+        document.text
+        == "名前 | 年齢 | 住所\n佐藤太郎 | 30 | 東京\n三木英子 | 25 | 大阪\n髙橋淳 | 35 | 名古屋"
+    )
 
 
-cells = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters="\x85"), max_size=12)
+cells = st.text(
+    st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters="\x85"),
+    max_size=12,
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -140,7 +161,9 @@ def test_every_cell_is_in_the_text_at_its_line(rows: list[list[str]], delimiter:
     starts = []
     for row in rows:
         starts.append(written.getvalue().count("\n") + 1)
-        csv.writer(written, delimiter=delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL).writerow(row)
+        csv.writer(
+            written, delimiter=delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL
+        ).writerow(row)
     parsed = parse_csv(f"sep={delimiter}\n" + written.getvalue())
     found = " ".join(parsed.text.split())
     for row in rows:

@@ -27,13 +27,18 @@ def test_records_of_an_array_are_blocks_with_their_lines():
     people = [{"name": "Ada", "born": {"year": 1815}}, {"name": "Grace", "tags": ["navy", "cobol"]}]
     parsed = parse_json(json.dumps(people, indent=1))
     assert parsed.text == "name: Ada\nborn.year: 1815\n\nname: Grace\ntags: navy, cobol"
-    assert [parsed.text[block.start : block.end] for block in parsed.blocks] == parsed.text.split("\n\n")
+    assert [parsed.text[block.start : block.end] for block in parsed.blocks] == parsed.text.split(
+        "\n\n"
+    )
     assert line_at(parsed, "name: Grace") == 9
     assert line_at(parsed, "born.year") == 5
 
 
 def test_escapes_become_characters():
-    assert parse_json(r'{"caf\u00e9": "\u4f60\u597d \ud83d\ude00 \"x\"\n2"}').text == 'café: 你好 😀 "x"\n2'
+    assert (
+        parse_json(r'{"caf\u00e9": "\u4f60\u597d \ud83d\ude00 \"x\"\n2"}').text
+        == 'café: 你好 😀 "x"\n2'
+    )
 
 
 def test_lone_surrogates_are_replaced():
@@ -49,7 +54,9 @@ def test_records_of_a_nested_array_stand_under_its_path():
 
 
 def test_long_record_is_cut_between_lines_and_keeps_its_name():
-    records = [{"name": f"Land {n}", **{f"key{k}": "word " * 9 for k in range(40)}} for n in range(3)]
+    records = [
+        {"name": f"Land {n}", **{f"key{k}": "word " * 9 for k in range(40)}} for n in range(3)
+    ]
     parsed = parse_json(json.dumps(records))
     assert {block.kind for block in parsed.blocks} == {"row"}
     assert {anchor.heading for anchor in parsed.anchors} == {"Land 0", "Land 1", "Land 2"}
@@ -62,7 +69,9 @@ def test_values_of_an_object_are_not_lost_behind_its_records():
 
 def test_outlines_do_not_drown_names():
     outline = [[n / 7, -n / 3] for n in range(50_000)]
-    data = {"features": [{"geometry": {"arcs": outline}, "properties": {"name": "Fiji", "id": 242}}]}
+    data = {
+        "features": [{"geometry": {"arcs": outline}, "properties": {"name": "Fiji", "id": 242}}]
+    }
     parsed = parse_json(json.dumps(data))
     assert len(parsed.text) < 200
     assert "geometry.arcs: 100,000 numbers from" in parsed.text
@@ -86,7 +95,9 @@ def test_json_that_breaks_off_is_read_as_far_as_it_goes_and_then_as_text():
     assert line_at(parsed, '"name"') == 9
 
 
-@pytest.mark.parametrize("text", ['{\n  "a": "b",\n  "c": ["d"', "// settings\n{}", "no JSON at all", "{'a': 1}"])
+@pytest.mark.parametrize(
+    "text", ['{\n  "a": "b",\n  "c": ["d"', "// settings\n{}", "no JSON at all", "{'a': 1}"]
+)
 def test_what_is_no_json_is_the_text_it_is(text: str):
     parsed = parse_json(text)
     assert parsed.text == text
@@ -130,7 +141,12 @@ def test_json_and_its_lines_are_read_by_name(read_bytes: Any):
     assert read_bytes("a.ndjson", b'{"a": "x"}\n').media == "application/x-ndjson"
 
 
-scalars = st.one_of(st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20), st.integers(), st.booleans(), st.none())
+scalars = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20),
+    st.integers(),
+    st.booleans(),
+    st.none(),
+)
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc.[ü", max_size=4), inner, max_size=4), max_leaves=20)  # fmt: skip
 
 
@@ -175,6 +191,9 @@ def test_records_are_cited_with_their_lines(records: list[dict[str, Any]], as_li
 def test_nothing_raises_and_nothing_readable_is_dropped(text: str):
     for parse in (parse_json, parse_json_lines):
         parsed = parse(text)
-        assert all(before.end <= after.start for before, after in zip(parsed.blocks, parsed.blocks[1:], strict=False))
+        assert all(
+            before.end <= after.start
+            for before, after in zip(parsed.blocks, parsed.blocks[1:], strict=False)
+        )
         if "x" in text:
             assert "x" in parsed.text

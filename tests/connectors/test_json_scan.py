@@ -44,7 +44,19 @@ def test_numbers_stay_as_they_are_written():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", '{"a"', '{"a": ', '{"a": 1', '["a" "b"]', "{a: 1}", '"open', "[tru]", "nonsense", "[1.2.3x]"],
+    [
+        "",
+        "{",
+        '{"a"',
+        '{"a": ',
+        '{"a": 1',
+        '["a" "b"]',
+        "{a: 1}",
+        '"open',
+        "[tru]",
+        "nonsense",
+        "[1.2.3x]",
+    ],
 )
 def test_broken_json_says_where(text: str):
     with pytest.raises(BrokenJsonError) as broken:

@@ -21,7 +21,9 @@ def parse(xml: str) -> Parsed:
 
 def lines_of(parsed: Parsed) -> list[tuple[int | None, str]]:
     """The source line of each anchor, and the first word there."""
-    return [(a.line, parsed.text[a.start :].lstrip().partition(" ")[0].strip()) for a in parsed.anchors]
+    return [
+        (a.line, parsed.text[a.start :].lstrip().partition(" ")[0].strip()) for a in parsed.anchors
+    ]
 
 
 FACTBOOK = """<?xml version="1.0" encoding="UTF-8"?>
@@ -74,7 +76,9 @@ def test_attributes_that_hold_text_are_text():
         '<posts><row Id="1" Title="A question" Body="&lt;p&gt;Is it &lt;b&gt;so&lt;/b&gt;?&lt;/p&gt;"/>'
         '<img src="x.png" alt="A red fox" width="3">on a hill</img></posts>'
     )
-    assert parsed.text == "Id: 1\nTitle: A question\nBody: Is it so?\nalt: A red fox\nimg: on a hill"
+    assert (
+        parsed.text == "Id: 1\nTitle: A question\nBody: Is it so?\nalt: A red fox\nimg: on a hill"
+    )
 
 
 def test_pages_are_read_as_pages():
@@ -88,7 +92,9 @@ def test_no_xml_under_its_name_is_the_text_it_is():
 
 def test_file_that_only_points_elsewhere_is_empty(tmp_path: Path):
     path = tmp_path / "xxe.xml"
-    path.write_text('<?xml version="1.0"?>\n<!DOCTYPE r PUBLIC "-//X" "file:///etc/passwd">\n<r>\n</r>')
+    path.write_text(
+        '<?xml version="1.0"?>\n<!DOCTYPE r PUBLIC "-//X" "file:///etc/passwd">\n<r>\n</r>'
+    )
     assert read(str(path)) == Unread("empty", "no text in it")
 
 

@@ -46,15 +46,23 @@ def test_external_entities_are_nothing(tmp_path: Path):
 
 def test_entities_of_the_document_and_of_html_are_put_in():
     doctype = '<!DOCTYPE r [ <!-- "a]> --> <!ENTITY me "J. &amp; Co"> <!ENTITY us "we, &me;"> ]>'
-    assert text_of(f"{doctype}<r>&us;&nbsp;&eacute; &unknown; AT&T &#65; &lt;</r>") == "we, J. & Co\xa0é &unknown; AT&T A <"
+    assert (
+        text_of(f"{doctype}<r>&us;&nbsp;&eacute; &unknown; AT&T &#65; &lt;</r>")
+        == "we, J. & Co\xa0é &unknown; AT&T A <"
+    )
 
 
 def test_cdata_is_as_it_stands():
-    assert text_of('<!DOCTYPE r [<!ENTITY a "x">]><r><![CDATA[&a; &amp; <b>]]>&a;</r>') == "&a; &amp; <b>x"
+    assert (
+        text_of('<!DOCTYPE r [<!ENTITY a "x">]><r><![CDATA[&a; &amp; <b>]]>&a;</r>')
+        == "&a; &amp; <b>x"
+    )
 
 
 def test_lines_are_those_of_the_file():
-    root: Any = parse_tree('<?xml version="1.0"\n?>\n<!DOCTYPE r [\n<!ENTITY a "1\n2">\n]>\n<r>&a;\n<b/></r>')
+    root: Any = parse_tree(
+        '<?xml version="1.0"\n?>\n<!DOCTYPE r [\n<!ENTITY a "1\n2">\n]>\n<r>&a;\n<b/></r>'
+    )
     assert (root.sourceline, root[0].sourceline) == (7, 8)
 
 
