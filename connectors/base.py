@@ -30,6 +30,7 @@ class Limits:
     max_inflated_bytes: int = 500 * MEBIBYTE
     max_inflation_ratio: int = 300
     max_file_seconds: float = 60.0
+    max_archive_depth: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,12 @@ def too_long(n_chars: int, limit: int) -> Unread:
 def too_many_pages(n_pages: int, limit: int) -> Unread:
     """The answer for a PDF over `max_pages`."""
     reason = f"the PDF has {n_pages:,} pages, over the limit of {limit:,}"
+    return Unread("skipped", f"{reason}; raise it with --max-pages")
+
+
+def too_many_parts(count: int, limit: int, name: str) -> Unread:
+    """The answer for a file of more slides or sheets than `max_pages`."""
+    reason = f"the file has {count:,} {name}, over the limit of {limit:,}"
     return Unread("skipped", f"{reason}; raise it with --max-pages")
 
 

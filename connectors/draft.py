@@ -66,6 +66,11 @@ class Draft:
         self.blocks.append(Block(self._start, self._length, self._kind))
         self._start = -1
 
+    def leave_headings(self) -> None:
+        """No heading is in force from here on: another slide, sheet or message begins."""
+        self.headings = Headings()
+        self._heading = None
+
     def enter(self, level: int, heading: str) -> None:
         """Put a heading in force that is not written, "" for none: what follows stands under it."""
         self._heading = self.headings.enter(level, heading)
