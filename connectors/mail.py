@@ -11,12 +11,13 @@ from epicrag.connectors.base import Limits, Parsed, Watch, refusing
 from epicrag.connectors.dates import dated
 from epicrag.connectors.decode import decode, is_blank
 from epicrag.connectors.draft import Draft
+from epicrag.connectors.formats import extension_of
 from epicrag.connectors.graft import graft
 from epicrag.connectors.mail_head import addresses, header
 from epicrag.connectors.mail_parts import bytes_of, contents_of, part_text
-from epicrag.connectors.read import parse_attached
+from epicrag.connectors.read import read_bytes
 from epicrag.connectors.text import parse_text
-from epicrag.types import Unread
+from epicrag.types import Document, Unread
 
 if TYPE_CHECKING:
     from email.message import Message
@@ -27,13 +28,19 @@ _TOLD = {"from": "From", "to": "To", "cc": "Cc", "date": "Date", "subject": "Sub
 _MULTIPART = re.compile(rb"content-type:\s*(?:multipart/|message/rfc822)", re.IGNORECASE)
 _MAX_MULTIPARTS = 200
 _MAX_DEPTH = 5
-_MAX_ATTACHED_CHARS = 1_000_000
+_ATTACHED = Limits(
+    max_file_bytes=20 << 20,
+    max_chars=1_000_000,
+    max_pages=500,
+    max_pdf_seconds=20,
+    max_file_seconds=20,
+)
 _MAX_TITLE_CHARS = 200
 
 
 @refusing
 def parse_mail(data: bytes, limits: Limits) -> Parsed | Unread:
-    """Read a message. Its subject is the title; attachments that are text are read, all are named."""
+    """Read a message. Its subject is the title; attachments are named, and read where a reader takes them."""
     message = parsed_message(as_mail_bytes(data))
     if isinstance(message, Unread):
         return message
@@ -87,7 +94,7 @@ def write_message(
         graft(draft, page, level=depth + 1)
         watch.check(draft.length)
     for name, part in contents.attached:
-        _attachment(draft, name, part, depth + 2)
+        _attachment(draft, name, part, watch, depth)
         watch.check(draft.length)
     for inner in contents.messages if depth < _MAX_DEPTH else ():
         write_message(draft, inner, watch, depth + 1)
@@ -102,15 +109,28 @@ def _meta(heads: dict[str, str]) -> dict[str, MetaValue]:
     return meta
 
 
-def _attachment(draft: Draft, name: str, part: Message, level: int) -> None:
-    """Name an attachment, and write it where it is text."""
-    draft.enter(level, name)
+def _attachment(draft: Draft, name: str, part: Message, watch: Watch, depth: int) -> None:
+    """Name an attachment, and write what is in it where it can be read and is not too long."""
+    draft.enter(depth + 2, name)
     draft.open("paragraph")
     draft.write(f"Attachment: {name}")
     draft.close()
-    page = parse_attached(name, bytes_of(part), _MAX_ATTACHED_CHARS)
-    if page is None and part.get_content_maintype() == "text":
+    data = bytes_of(part)
+    if extension_of(name) in (
+        "eml",
+        "mbox",
+        "msg",
+    ):  # a reader of its own would not know how deep it is
+        message = parsed_message(data) if extension_of(name) == "eml" else None
+        if message is not None and not isinstance(message, Unread) and depth < _MAX_DEPTH:
+            write_message(draft, message, watch, depth + 1)
+        return
+    page = (
+        read_bytes(name, data, limits=_ATTACHED) if len(data) <= _ATTACHED.max_file_bytes else None
+    )
+    if isinstance(page, Document):
+        graft(draft, page, level=depth + 2)
+    elif part.get_content_maintype() == "text":
         text = part_text(part)
-        page = None if is_blank(text) or len(text) > _MAX_ATTACHED_CHARS else parse_text(text)
-    if page is not None:
-        graft(draft, page, level=level)
+        if len(text) <= _ATTACHED.max_chars and not is_blank(text):
+            graft(draft, parse_text(text), level=depth + 2)

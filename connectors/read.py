@@ -129,15 +129,6 @@ def _parse(
     return parse(decoded.text, decoded.encoding)
 
 
-def parse_attached(name: str, data: bytes, max_chars: int) -> Parsed | None:
-    """Read a text that came with another document, by its name; None when it cannot be read."""
-    form = format_of(name)
-    if form is None or form.takes != "text":
-        return None
-    parsed = _guarded(form, name, data, Limits(max_chars=max_chars))
-    return None if isinstance(parsed, Unread) or is_blank(parsed.text) else parsed
-
-
 def _function(form: Format) -> Callable[..., Parsed | Unread]:
     """Import a reader: none is, before a file asks for it."""
     module, name = form.function.split(":")

@@ -168,8 +168,8 @@ def test_every_cell_is_in_the_text_at_its_line(rows: list[list[str]], delimiter:
     found = " ".join(parsed.text.split())
     for row in rows:
         assert all(" ".join(cell.split()) in found for cell in row)
-    lines = [line for text, line in rows_of(parsed) for n in range(len(rows)) if f"<{n}>" in text]
-    assert sorted(filter(None, lines)) == [start + 1 for start in starts]
+    # In a wide table the first row's mark stands in all rows, as the name of their first column.
+    assert [line for _, line in rows_of(parsed)] == [start + 1 for start in starts]
 
 
 @settings(max_examples=150, deadline=None)

@@ -97,6 +97,22 @@ def test_attachments_are_named_and_texts_among_them_read():
     assert parsed.anchors[1].heading == "Tea > people.csv"
 
 
+def test_attached_mail_and_documents_are_read():
+    mail = message()
+    mail.add_attachment(
+        message("inner", Subject="In").as_bytes(),
+        maintype="application",
+        subtype="octet-stream",
+        filename="in.eml",
+    )
+    mail.add_attachment("<p>a page</p>", subtype="html", filename="p.html")
+    mail.add_attachment("no known name", filename="x.odd")
+    parsed = parse(mail.as_bytes())
+    assert parsed.text.endswith(
+        "Attachment: in.eml\n\nFrom: Ann <ann@x.org>\nSubject: In\n\ninner\n\nAttachment: p.html\n\na page\n\nAttachment: x.odd\n\nno known name"
+    )
+
+
 def test_attached_text_over_the_limit_is_only_named():
     mail = message()
     mail.add_attachment("x" * 1_100_000, filename="long.txt")
