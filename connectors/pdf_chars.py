@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import re
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from epicrag.connectors.pdf_layout import Piece
@@ -18,8 +20,11 @@ _CONTROL = re.compile("[\x03-\x08\x0b\x0c\x0e-\x1f]")
 """What bullets come out as, where a font does not say what they are."""
 _WORTH = 5
 """So many lines that look like rows or lists side by side are worth a closer look at the page."""
-_GAP = 0.9
-"""A gap this wide, in heights of the letters, parts two cells."""
+_GAP = (1.0, 1.6)
+"""A gap of the first, in heights of the letters, parts two cells; of the second, where words stand wide
+apart, as in type-written and in justified text."""
+_WIDER = 2.2
+"""A gap between cells is so many times as wide as one between words."""
 
 
 def is_right_to_left(text: str) -> bool:
@@ -79,31 +84,33 @@ class Characters:
 
     def pieces(self) -> list[Piece]:
         """Runs of characters that stand close together on one line, in PDFium's order."""
+        boxes = [None if self._is_blank(at) else self._place(at) for at in range(self._n)]
+        height, gap = _usual([box for box in boxes if box is not None])
         found: list[Piece] = []
         letters: list[str] = []
-        edges = (0.0, 0.0, 0.0, 0.0)
+        edges = _NOWHERE
 
         def end() -> None:
-            words = "".join(letters).strip(" ")
-            if words:
+            if words := "".join(letters).strip(" "):
                 found.append(Piece(_CONTROL.sub("•", words), *edges))
             letters.clear()
 
-        for at, letter in enumerate(self.text):
+        for letter, box in zip(self.text, boxes, strict=True):
             if letter in "\r\n":
                 end()
-                continue
-            if letter == " " or self._pdfium.FPDFText_IsGenerated(self._raw, at):
-                if letters:
-                    letters.append(letter)
-                continue
-            box = self._place(at)
-            if letters and not _is_next(edges, box):
-                end()
-            edges = _around(edges, box) if letters else box
-            letters.append(letter)
+            elif box is None:
+                letters.extend(" " if letters else "")
+            else:
+                if letters and not _is_next(edges, box, height, gap):
+                    end()
+                edges = _around(edges, box) if letters else box
+                letters.append(letter)
         end()
         return found
+
+    def _is_blank(self, at: int) -> bool:
+        """Is this a space, or something that PDFium put between the characters?"""
+        return self.text[at] in " \r\n" or bool(self._pdfium.FPDFText_IsGenerated(self._raw, at))
 
     def _place(self, at: int) -> tuple[float, float, float, float]:
         """The box of a character as (left, top, right, bottom) on the page as it is shown."""
@@ -121,19 +128,34 @@ class Characters:
                 return x0, self._height - y1, x1, self._height - y0
 
 
-def _is_next(
-    before: tuple[float, float, float, float], box: tuple[float, float, float, float]
-) -> bool:
+_Box = tuple[float, float, float, float]
+_NOWHERE: _Box = (0.0, 0.0, 0.0, 0.0)
+
+
+def _usual(boxes: list[_Box]) -> tuple[float, float]:
+    """The usual height of a page's letters, and the usual gap between its words."""
+    if not boxes:
+        return 1.0, 1.0
+    height = median(box[3] - box[1] for box in boxes)
+    gaps = [after[0] - before[2] for before, after in pairwise(boxes) if _level(before, after)]
+    between = sorted(gap for gap in gaps if 0.25 * height < gap < 5 * height)
+    return height, between[len(between) // 4] if between else height
+
+
+def _level(one: _Box, other: _Box) -> bool:
+    return min(one[3], other[3]) > max(one[1], other[1])
+
+
+def _is_next(before: _Box, box: _Box, usual: float, between: float) -> bool:
     """Does a character go on where others ended: on their line, and not far from them?"""
-    height = max(before[3] - before[1], box[3] - box[1], 1.0)
+    height = max(before[3] - before[1], box[3] - box[1], usual)
     if min(before[3], box[3]) < max(before[1], box[1]) - 0.3 * height:
         return False
-    return before[0] - _GAP * height <= box[2] and box[0] <= before[2] + _GAP * height
+    gap = max(_GAP[0] * height, min(_WIDER * between, _GAP[1] * height))
+    return before[0] - gap <= box[2] and box[0] <= before[2] + gap
 
 
-def _around(
-    one: tuple[float, float, float, float], other: tuple[float, float, float, float]
-) -> tuple[float, float, float, float]:
+def _around(one: _Box, other: _Box) -> _Box:
     return (
         min(one[0], other[0]),
         min(one[1], other[1]),
