@@ -67,6 +67,12 @@ def too_many_pages(n_pages: int, limit: int) -> Unread:
     return Unread("skipped", f"{reason}; raise it with --max-pages")
 
 
+def too_many_parts(count: int, limit: int, name: str) -> Unread:
+    """The answer for a file of more slides or sheets than `max_pages`."""
+    reason = f"the file has {count:,} {name}, over the limit of {limit:,}"
+    return Unread("skipped", f"{reason}; raise it with --max-pages")
+
+
 def too_slow(page: int, n_pages: int, limit: float) -> Unread:
     """The answer for a PDF over `max_pdf_seconds`."""
     reason = (

@@ -137,7 +137,7 @@ def _function(form: Format) -> Callable[..., Parsed | Unread]:
 
 def _declared(form: Format, data: bytes) -> str | None:
     """The character set that a file says it is in, where its format has a way to say so."""
-    if form.name != "html":
+    if form.name not in ("html", "XML"):
         return None
     from epicrag.connectors.html import declared_charset
 

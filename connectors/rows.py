@@ -25,6 +25,7 @@ class RowWriter:
 
     Args:
         head: the names of the columns; None where there are none. Written at once, at `cell` or `line`.
+        above: lines that stand above the head and say what the whole table is of: units, a period.
     """
 
     def __init__(
@@ -35,13 +36,17 @@ class RowWriter:
         cell: str | None = None,
         last: str | None = None,
         line: int | None = None,
+        above: Sequence[str] = (),
     ) -> None:
         self._draft = draft
         self._head = [one_line(name) for name in head or ()]
+        self._above = [one_line(text) for text in above]
         self._start = draft.length
         self._gap = "\n\n"
         shown = " | ".join(self._head)
         self._wide = len(self._head) > _MAX_COLUMNS or len(shown) > _MAX_HEAD_CHARS
+        for text in self._above:
+            self._write([text], cell, last, line)
         if any(self._head):
             self._write(self._head, cell, last, line)
 
@@ -63,8 +68,8 @@ class RowWriter:
 
     def end(self) -> None:
         """Say that the table ends here."""
-        if not self._wide and any(self._head):
-            self._draft.table(self._start, " | ".join(self._head).strip())
+        names = [] if self._wide or not any(self._head) else [" | ".join(self._head).strip()]
+        self._draft.table(self._start, "\n".join([*self._above, *names]))
         self._draft.cell = None
 
     def __enter__(self) -> Self:

@@ -105,6 +105,19 @@ def load_config(
     return _build([item for layer in layers for item in layer], environ)
 
 
+def config_files(
+    flags: Mapping[str, object] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> list[Path]:
+    """Return the files that `load_config` looks into, weakest first, whether they are there or not."""
+    environ = os.environ if environ is None else environ
+    cwd = Path.cwd() if cwd is None else cwd
+    named = (flags or {}).get("config") or environ.get("EPICRAG_CONFIG")
+    return [_user_file(), cwd / Path(str(named)).expanduser() if named else cwd / FILE_NAME]
+
+
 def enforce_offline(config: Config) -> None:
     """Where the configuration says offline, forbid the network to the model libraries as well.
 

@@ -51,9 +51,10 @@ KV_BATCH = 16
 class Event:
     """How far a run is: `done` of `total` files ("file"), of the passages of one long file ("embed") or
     of the tokens to compile ("kv"); or a word to the user ("note"), or what begins now ("doing"). A bench
-    counts its measurements ("bench"), and an evaluation its questions ("eval")."""
+    counts its measurements ("bench"), an evaluation its questions ("eval"), a rebuild its passages ("reembed")
+    and an archive its files ("archive")."""
 
-    stage: Literal["file", "embed", "kv", "note", "doing", "bench", "eval"]
+    stage: Literal["file", "embed", "reembed", "kv", "archive", "note", "doing", "bench", "eval"]
     done: int = 0
     total: int = 0
     report: FileReport | None = None
@@ -207,6 +208,8 @@ class _Run:
     total: int = 0
     kv_chunks: int = 0
     kv_tokens: int = 0
+    only: AbstractSet[int] | None = None
+    """The rows of the chunks whose KV is wanted; None: of all."""
 
     # --- before anything is written ---
 
@@ -449,13 +452,13 @@ class _Run:
         return {
             row: chunk.n_tokens
             for row, chunk in self.tools.catalog.all_chunks()
-            if not self._has_kv(row)
+            if (self.only is None or row in self.only) and not self._has_kv(row)
         }
 
     def _has_kv(self, row: int) -> bool:
         key = self.tools.catalog.kv_key(row)
         # Under a disk budget the store may have evicted it: computed again when it is asked for.
-        is_bounded = self.tools.config.kv_disk is not None
+        is_bounded = self.tools.config.kv_disk is not None and self.only is None
         return key is not None and (is_bounded or self.tools.kv_store.contains(key))
 
     def _that_fits(self, engine: Engine, pending: dict[int, int]) -> dict[int, int]:
@@ -554,6 +557,21 @@ class _Run:
             ignored=self.found.ignored if self.found else 0,
             held=self.held,
         )
+
+
+def compile_kv(
+    tools: Tools, rows: AbstractSet[int], progress: Progress | None = None
+) -> IngestResult:
+    """Compute the KV of these chunks where it is not on disk; the result has no files. See `warm`."""
+    began = time.perf_counter()
+    run = _Run(tools, progress or (lambda event: None), only=rows)
+    interrupted = False
+    with _lock(tools.config.index, Manner(), lambda text: None):
+        try:
+            run._compile()
+        except KeyboardInterrupt:
+            interrupted = True
+    return run.result(began, dry_run=False, interrupted=interrupted)
 
 
 def _batches(

@@ -233,6 +233,11 @@ class Pipeline:
         enforce_offline(self.config)
         return Models(self.config).ensure(name, self._say)
 
+    @property
+    def given_engine(self) -> Engine | None:
+        """The engine that was given; None where it is loaded as configured."""
+        return self._given_engine
+
     def embedder_identity(self) -> str:
         """A cheap identity of the embedder, without loading it; "" when there is none to be had."""
         if self._given_embedder is not None:
@@ -246,6 +251,19 @@ class Pipeline:
             return self._given_engine.profile
         settings = config.device, config.dtype, config.quantize, self._compile_mode
         return self._identity(config.model, *settings)
+
+    def model_fingerprint(self) -> str | None:
+        """The fingerprint of the configured model, without loading it; None where it is not on this machine."""
+        if self._given_engine is not None:
+            return self._given_engine.fingerprint
+        from epicrag.models import Models
+        from epicrag.serving.fingerprint import model_fingerprint
+
+        try:
+            folder = Models(self.config).path(self.config.model)
+        except EpicragError:
+            return None
+        return model_fingerprint(folder, self.config.home / "cache", self.config.quantize)
 
     def _identity(self, name: str, *settings: object) -> str:
         from epicrag.identity import identity_of
@@ -397,7 +415,7 @@ class Pipeline:
         IndexEmptyError: nothing is in the index. MismatchError: made with another embedder.
         """
         query = _readable(query, "query")
-        self._refuse_empty()
+        self.refuse_empty()
         from epicrag.index.retrieve import check_embedder, search
 
         check_embedder(self.catalog, self.embedder)
@@ -517,7 +535,7 @@ class Pipeline:
             for hit in chunks:
                 once.setdefault(hit.chunk.id, hit)
             return list(once.values()), 0.0
-        self._refuse_empty()
+        self.refuse_empty()
         _ = self.embedder, self.vectors  # loading them is no part of the question
         began = time.perf_counter()
         hits = self.search(question, k=k)
@@ -578,7 +596,7 @@ class Pipeline:
             configured_embedder=self.config.embed_model,
         )
 
-    def _refuse_empty(self) -> None:
+    def refuse_empty(self) -> None:
         if not self.catalog.counts().chunks:
             raise self._empty(f"nothing is in the index at {self.config.index}")
 

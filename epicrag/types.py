@@ -250,6 +250,16 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """Where one stage of retrieval put a passage."""
+
+    rank: int
+    """From 1."""
+    score: float
+    """Of that stage: a cosine (dense), BM25 (words), a reciprocal rank (fused), or the reranker's own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
     """A chunk found by retrieval."""
 
@@ -257,7 +267,25 @@ class Hit:
     """The catalog's id of the chunk."""
     chunk: Chunk
     score: float
-    """Cosine similarity in [-1, 1]."""
+    """Cosine similarity in [-1, 1], whatever ranked it; 0 for a chunk that has no vector."""
+    stages: Mapping[str, Stage] = field(default_factory=dict, compare=False)
+    """What `dense`, `words`, `fused` and `rerank` made of it, those that found it."""
+    also: tuple[str, ...] = field(default=(), compare=False)
+    """Documents that hold the same passage and were ranked lower: it is shown once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relevance:
+    """Whether what was found speaks of what was asked, and what that rests on."""
+
+    is_relevant: bool
+    score: float
+    threshold: float
+    rule: str
+    """"auto", or "min_score" where a number was set."""
+    features: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    """In words, for a person."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,23 @@ class WriterLock:
             time.sleep(_POLL_SECONDS)
 
 
+def owner(folder: Path) -> str | None:
+    """Return " (pid …)" of who is writing to an index now, None when nobody is."""
+    try:
+        descriptor = os.open(folder / FILE_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _owner(descriptor) or " (that has not signed yet)"
+    except OSError:  # a file system without locks
+        return None
+    finally:
+        os.close(descriptor)
+    return None
+
+
 def _sign(descriptor: int) -> None:
     """Write who holds the lock, for the message of whoever waits."""
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
