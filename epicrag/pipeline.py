@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -340,6 +341,66 @@ class Pipeline:
         return self.ingest_from(
             Documents(root, documents, limits_of(self.config)), manner, progress
         )
+
+    def ingest_reader(
+        self,
+        reader: str,
+        arguments: Mapping[str, Any],
+        manner: Manner,
+        progress: Progress | None = None,
+    ) -> IngestResult:
+        """`ingest_documents` for what a reader class of LlamaIndex loads, named as `module:Class`."""
+        from epicrag.connectors.llamahub import Documents, load
+
+        if progress:
+            progress(Event("doing", message=f"loading documents with {reader}"))
+        name = reader.partition(":")[2]
+        documents = load(reader, arguments)
+        return self.ingest_from(
+            Documents(name, documents, limits_of(self.config)), manner, progress
+        )
+
+    def ingest_bytes(
+        self, name: str, data: bytes, manner: Manner, progress: Progress | None = None
+    ) -> IngestResult:
+        """Make one document of bytes; `name` says their format, and is cited as `stdin:name`."""
+        from epicrag.connectors.stream import Stream
+
+        return self.ingest_from(Stream(name, data, limits_of(self.config)), manner, progress)
+
+    def watch(
+        self,
+        paths: Sequence[str | Path],
+        manner: Manner,
+        progress: Progress,
+        *,
+        stop: threading.Event | None = None,
+        debounce: float = 0.4,
+    ) -> bool:
+        """`ingest` now, and again whatever changes, until `stop` is set; return whether interrupted.
+
+        Ctrl-C between two runs raises KeyboardInterrupt. Where most of the index would go in the course
+        of it, nothing is deleted and a note says so, unless `manner.yes`.
+        """
+        from epicrag.watch import Watch
+
+        for path in paths:
+            if is_address(path):
+                raise UsageError(f"{path} cannot be watched", "--watch follows files and folders")
+        if not self._exists():
+            _refuse_missing(paths)
+        watch = Watch(
+            self.ingest_from,
+            self.config,
+            [Path(path) for path in paths],
+            progress,
+            kv=manner.kv,
+            yes=manner.yes,
+            wait=manner.wait,
+            debounce=debounce,
+            stop=stop or threading.Event(),
+        )
+        return watch.follow()
 
     def _saying(self, progress: Progress | None) -> Callable[[str], None] | None:
         return (lambda text: progress(Event("doing", message=text))) if progress else None
