@@ -55,7 +55,10 @@ def _catalog(pipeline: Pipeline, deep: bool) -> Check:
         return fail("catalog", f"{faults[0]}{more}", _AGAIN, _DAMAGED)
     counts = pipeline.catalog.counts()
     how = "every page and index" if deep else "quickly"
-    return ok("catalog", f"sound ({how}): {counts.documents:,} documents, {counts.chunks:,} chunks")
+    return ok(
+        "catalog",
+        f"sound ({how}): {_n(counts.documents, 'document')}, {_n(counts.chunks, 'chunk')}",
+    )
 
 
 def _texts(pipeline: Pipeline) -> Check:
@@ -73,13 +76,13 @@ def _vectors(pipeline: Pipeline) -> Iterator[Check]:
     bare = catalog.counts().chunks - len(set(rows.tolist()))
     catalog.vectors()  # raises where one is not of unit length
     if bare:
-        what = f"{bare:,} chunks have no vector and are never found"
+        what = f"{_n(bare, 'chunk')} without a vector: never found"
         yield warn("vectors", what, "epicrag rebuild --embed-only")
     else:
-        yield ok("vectors", f"{len(ids):,} vectors, every chunk has its own")
+        yield ok("vectors", f"{_n(len(ids), 'vector')}, every chunk has its own")
     why = VectorIndex.fault(catalog, pipeline.config.index)
     if why is None:
-        yield ok("vector copy", f"{len(ids):,} vectors, as in the catalog")
+        yield ok("vector copy", f"{_n(len(ids), 'vector')}, as in the catalog")
     elif why in ("missing", "old"):
         what = f"{why}: made again when it is next needed"
         yield warn("vector copy", what, "epicrag rebuild", "vectors")
@@ -136,7 +139,7 @@ def _kv(pipeline: Pipeline, deep: bool) -> Iterator[Check]:
         what = f"{_mib(total)} on disk, and the budget kv_disk is {_mib(budget)}"
         yield warn("KV", what, "epicrag gc, or a larger kv_disk", "gc")
     elif bare:
-        what = f"{bare:,} chunks have no KV on disk: it is computed when it is first used"
+        what = f"{_n(bare, 'chunk')} without KV on disk: it is computed when it is first used"
         yield warn("KV", what, "epicrag warm")
     else:
         yield ok("KV", f"{len(wanted):,} entries, {_mib(total)} on disk, every chunk has its own")
@@ -300,6 +303,10 @@ def _generation(pipeline: Pipeline) -> Check:
         "generation",
         f"{answer.usage.completion_tokens} tokens by {answer.model}: {json.dumps(answer.text)}",
     )
+
+
+def _n(n: int, word: str) -> str:
+    return f"{n:,} {word}{'' if n == 1 else 's'}"
 
 
 def _mib(n_bytes: int) -> str:
