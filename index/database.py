@@ -88,6 +88,12 @@ class Database:
         self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     @contextmanager
+    def cursor(self, sql: str, values: Sequence[object] = ()) -> Iterator[sqlite3.Cursor]:
+        """Walk over the rows of one query without holding them all; nothing else runs within."""
+        with self._mutex, translated(self.file):
+            yield self._connection.execute(sql, values)
+
+    @contextmanager
     def snapshot(self) -> Iterator[None]:
         """All reads within see one state of the database."""
         with self._mutex:
@@ -139,6 +145,11 @@ def damaged(file: Path, detail: str) -> DamagedError:
 
 def _translation(error: sqlite3.Error, file: Path) -> EpicragError | None:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code
+    if "no such module: fts5" in str(error):
+        return UsageError(
+            f"this Python's SQLite ({sqlite3.sqlite_version}) has no full-text search (FTS5)",
+            "use a Python whose sqlite3 has it, as those of python.org and of the distributions do",
+        )
     # No such table or column; or a header that promises what SQLite has never had.
     torn = ("no such", "unsupported file format")
     is_torn = code == sqlite3.SQLITE_ERROR and str(error).startswith(torn)
@@ -186,7 +197,14 @@ def _connect(file: Path) -> sqlite3.Connection:
         uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
     connection.execute("PRAGMA foreign_keys = ON")
+    connection.create_function("words_of", 1, _words_of, deterministic=True)
     return connection
+
+
+def _words_of(text: str) -> str:
+    from epicrag.index.words import joined
+
+    return joined(text)
 
 
 def _is_writable(folder: Path) -> bool:
