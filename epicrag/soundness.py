@@ -31,7 +31,7 @@ def soundness(pipeline: Pipeline, *, deep: bool) -> Iterator[Check]:
     try:
         yield _texts(pipeline)
         yield from _vectors(pipeline)
-        yield from _words(pipeline)
+        yield _words(pipeline)
         yield from _staging(pipeline)
         yield from _kv(pipeline, deep)
         yield _writer(pipeline)
@@ -90,24 +90,18 @@ def _vectors(pipeline: Pipeline) -> Iterator[Check]:
         yield fail("vector copy", why, "epicrag rebuild", _DAMAGED, "vectors")
 
 
-def _words(pipeline: Pipeline) -> Iterator[Check]:
-    """The index of words, where there is one, has a row for each chunk and none besides."""
-    found = words_of(pipeline)
-    if found is None:
-        return
-    n, lost = found
+def _words(pipeline: Pipeline) -> Check:
+    """The index of words has a row for each chunk, and none besides."""
+    n, lost = words_of(pipeline)
     if lost:
-        what = f"{lost:,} rows of words fit no chunk, or are missing"
-        yield fail("words", what, "epicrag rebuild", _DAMAGED, "words")
-    else:
-        yield ok("words", f"{n:,} chunks")
+        what = f"{_n(lost, 'row')} of words too many or too few"
+        return fail("words", what, "epicrag rebuild", _DAMAGED, "words")
+    return ok("words", f"of {_n(n, 'chunk')}")
 
 
-def words_of(pipeline: Pipeline) -> tuple[int, int] | None:
-    """Return how many rows of words there are, and how many are too many or too few; None: no such table."""
+def words_of(pipeline: Pipeline) -> tuple[int, int]:
+    """Return how many rows of words there are, and how many are too many or too few."""
     rows = pipeline.catalog.database.rows
-    if not rows("SELECT 1 FROM sqlite_master WHERE name = 'words'"):
-        return None
     (n,) = rows("SELECT count(*) FROM words")[0]
     (extra,) = rows("SELECT count(*) FROM words WHERE rowid NOT IN (SELECT row FROM chunks)")[0]
     (lacking,) = rows("SELECT count(*) FROM chunks WHERE row NOT IN (SELECT rowid FROM words)")[0]
@@ -214,7 +208,7 @@ def _leftovers(pipeline: Pipeline) -> Check:
 
 def _sources(pipeline: Pipeline) -> Check:
     """Whether the files that were read are still there; what is no file is not looked for."""
-    paths = [row.path for row in pipeline.catalog.documents() if "://" not in row.path]
+    paths = [row.path for row in pipeline.catalog.documents() if row.path.startswith("/")]
     gone = [path for path in paths if not _is_there(path)]
     if not gone:
         return ok("sources", f"{len(paths):,} files are where they were")
@@ -227,11 +221,7 @@ def _sources(pipeline: Pipeline) -> Check:
 
 def _is_there(path: str) -> bool:
     """Whether a path exists, or leads into a file, as a member of an archive does."""
-    if os.path.lexists(path):
-        return True
-    return any(parent.is_file() for parent in Path(path.partition("!")[0]).parents[:-1]) or (
-        "!" in path and os.path.lexists(path.partition("!")[0])
-    )
+    return os.path.lexists(path) or any(parent.is_file() for parent in Path(path).parents)
 
 
 # --- with the models -----------------------------------------------------------------------------
