@@ -305,7 +305,7 @@ class Pipeline:
         from epicrag.sources import sources_of
 
         given = [paths] if isinstance(paths, str | Path) else paths
-        if not self._exists():
+        if not self.exists:
             _refuse_missing(given)
         manner = Manner(kv=kv, dry_run=dry_run, yes=yes, wait=wait)
         with self._writable(dry_run) as tools:
@@ -408,7 +408,7 @@ class Pipeline:
     @contextmanager
     def _writable(self, dry_run: bool) -> Iterator[Pipeline]:
         """A dry run over no index is planned against an empty one, of which nothing stays."""
-        if dry_run and "catalog" not in self.__dict__ and not self._exists():
+        if dry_run and "catalog" not in self.__dict__ and not self.exists:
             with TemporaryDirectory() as folder:
                 config = replace(self.config, index=Path(folder))
                 with Pipeline(config, create=True) as empty:
@@ -416,7 +416,9 @@ class Pipeline:
             return
         yield self
 
-    def _exists(self) -> bool:
+    @property
+    def exists(self) -> bool:
+        """Whether there is an index, be it an empty one."""
         from epicrag.index.catalog import FILE_NAME
 
         return (self.config.index / FILE_NAME).exists()

@@ -299,6 +299,16 @@ class Catalog:
         )
         return found[0][1] if found else None
 
+    def renew_words(self) -> None:
+        """Make the words of all chunks again; chunks and the generation stay as they are."""
+        with self._database.writing() as connection:
+            connection.execute("DELETE FROM words")
+            connection.execute(
+                "INSERT INTO words (rowid, head, body) SELECT row,"
+                " words_of(coalesce(title, '') || ' ' || coalesce(heading, '')),"
+                " words_of(coalesce(table_head, '') || ' ' || text) FROM chunks"
+            )
+
     # --- vectors ---
 
     def vectors(self, *, after: int = 0) -> Vectors:
