@@ -10,6 +10,7 @@ from epicrag.connectors.charts import chart_rows, diagram_texts
 from epicrag.connectors.docx_styles import W, Numbers, Styles, as_int, is_on, number_of
 from epicrag.connectors.docx_text import Inline, Runs, is_placeholder
 from epicrag.connectors.draft import Draft
+from epicrag.connectors.margins import only_in_margins
 from epicrag.connectors.ooxml import Package
 from epicrag.connectors.properties import real_title
 from epicrag.connectors.rows import RowWriter, one_line
@@ -20,7 +21,6 @@ from epicrag.types import Unread
 MEDIA = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 _WRAPPERS = frozenset(["ins", "moveTo", "customXml", "smartTag", "sdtContent", "body", "Choice"])
 _CONTENTS = re.compile(r"toc \d|table of figures|toc heading")
-_PAGE_NUMBER = re.compile(r"(?:page|seite|p\.|página|pagina)?\s*\d*\s*(?:of|von|/|de|-|–)?\s*\d*")
 _MAX_SPAN = 64
 
 
@@ -304,18 +304,15 @@ class _Reader:
 
     def _margins(self) -> None:
         """Write what only headers and footers say: a letterhead, a mark of confidence, a version."""
-        body = one_line(self.draft.text()).casefold()
-        seen: set[str] = set()
+        texts = [
+            (kind, self._runs.read(paragraph).text)
+            for kind in ("header", "footer")
+            for part in self._package.related(self._package.main, kind)
+            for paragraph in self._package.xml(part).iter(f"{W}p")
+        ]
         self.draft.leave_headings()
-        for kind in ("header", "footer"):
-            for part in self._package.related(self._package.main, kind):
-                for paragraph in self._package.xml(part).iter(f"{W}p"):
-                    text = one_line(self._runs.read(paragraph).text)
-                    key = text.casefold()
-                    if key in seen or _PAGE_NUMBER.fullmatch(key) or key in body:
-                        continue
-                    seen.add(key)
-                    self._plain(f"Page {kind}: {text}")
+        for line in only_in_margins(texts, self.draft.text()):
+            self._plain(line)
 
 
 def _style_of(properties: Any) -> str | None:

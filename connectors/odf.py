@@ -12,7 +12,7 @@ from epicrag.connectors.base import Limits, RefusedError
 from epicrag.connectors.properties import metadata
 from epicrag.connectors.tables import TableCell, TableRow
 from epicrag.connectors.xmls import local, parse_xml
-from epicrag.connectors.zips import open_zip
+from epicrag.connectors.zips import advised, open_zip
 from epicrag.types import Unread
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class OdfPackage:
         if isinstance(archive, Unread):
             reason = archive.reason
             if archive.status == "failed" and reason.startswith(("not a ZIP", "cut off", "0 bytes")):
-                archive = Unread("failed", f"not a whole {kind} file: {reason}")
+                archive = Unread("failed", f"not a whole {kind} file: {advised(reason)}")
             raise RefusedError(archive)
         self._archive = archive
         self._names = set(archive.namelist())
