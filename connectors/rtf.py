@@ -235,7 +235,7 @@ class _Reader:
             state.skip = min(max(number or 0, 0), 1_000)
         elif word in LEFT_OUT or (self._starred and word not in ENTERED):
             state.left_out = True
-        elif word in ("v", "deleted"):
+        elif word in ("v", "deleted", "htmlrtf"):
             state.hidden = number != 0
         elif word == "plain":
             state.hidden = False
