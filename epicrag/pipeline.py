@@ -203,6 +203,7 @@ class Pipeline:
             kv_memory_bytes=self.config.kv_memory,
             host_kv_memory_bytes=self.config.host_kv_memory,
             gpu_memory_utilization=self.config.gpu_memory_utilization,
+            kv_dtype=None if self.config.kv_dtype == "auto" else self.config.kv_dtype,
             cache_folder=self.config.home / "cache",
         )
 
@@ -239,7 +240,14 @@ class Pipeline:
         config = self.config
         if self._given_engine is not None:
             return self._given_engine.profile
-        settings = config.device, config.dtype, config.quantize, self._compile_mode
+        settings: tuple[object, ...] = (
+            config.device,
+            config.dtype,
+            config.quantize,
+            self._compile_mode,
+        )
+        if config.kv_dtype != "auto":
+            settings = (*settings, f"kv {config.kv_dtype}")
         return self._identity(config.model, *settings)
 
     def _identity(self, name: str, *settings: object) -> str:

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,22 +82,30 @@ class KVStore:
         _touch(path)
         return stored
 
-    def put(self, key: str, keys: Tensor, values: Tensor, meta: Mapping[str, str]) -> int:
+    def put(
+        self,
+        key: str,
+        keys: Tensor,
+        values: Tensor,
+        meta: Mapping[str, str],
+        scales: tuple[Tensor, Tensor] | None = None,
+    ) -> int:
         """Store a pair, (L, G, T, Dk) and (L, G, T, Dv), and return the bytes it takes on disk.
 
-        Putting the same again writes nothing. A failure leaves what was there; a full disk raises
+        A pair in 8 bits comes with the scales of its rows, (L, G, T) float16 each. Putting the same again writes nothing. A failure leaves what was there; a full disk raises
         DeviceError, any other refusal of the system EpicragError.
         """
-        kvfile.check(keys, values, meta)
+        kvfile.check(keys, values, meta, scales)
         path = self._path(key)
-        keys, values = (tensor.detach().cpu().contiguous() for tensor in (keys, values))
-        head = kvfile.header(key, keys, values, meta)
-        size = len(head) + keys.nbytes + values.nbytes
+        given = (keys, values, *(scales or ()))
+        tensors = [tensor.detach().cpu().contiguous() for tensor in given]
+        head = kvfile.header(key, tensors, meta)
+        size = len(head) + sum(tensor.nbytes for tensor in tensors)
         if kvfile.begins_with(path, head, size):
             _touch(path)
             return size
         try:
-            self._write(path, head, keys, values)
+            self._write(path, head, tensors)
         except OSError as error:
             raise _refused(error, path) from error
         self._keep_budget(size, key)
@@ -144,12 +152,12 @@ class KVStore:
             raise ValueError(f"a KV key is 64 lower-case hex characters, not {key!r}")
         return self.root / key[:2] / (key + _SUFFIX)
 
-    def _write(self, path: Path, head: bytes, keys: Tensor, values: Tensor) -> None:
+    def _write(self, path: Path, head: bytes, tensors: Sequence[Tensor]) -> None:
         """Write under a temporary name and rename."""
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.stem}.{secrets.token_hex(8)}{_TEMPORARY}")
         try:
-            kvfile.write(temporary, head, keys, values)
+            kvfile.write(temporary, head, tensors)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -112,7 +112,10 @@ class Engine:
             budget_bytes=budget,
             dtype=model.dtype,
             device=model.device,
+            rounded=kv_dtype == torch.int8,
         )
+        self.kv_dtype = str(kv_dtype).removeprefix("torch.")
+        """What chunks' KV is kept in, on disk and in memory."""
         parts = {
             "model": model.fingerprint,
             "tokenizer": self.tokenizer.fingerprint,
@@ -133,6 +136,7 @@ class Engine:
             system=self.frame.system,
             store=store,
             store_dtype=kv_dtype,
+            wide_dtype=_store_dtype(model.dtype) if kv_dtype == torch.int8 else kv_dtype,
             host_budget=host_budget,
             meta={"epicrag": "kv", **parts},
         )
@@ -161,7 +165,8 @@ class Engine:
         """Load a model folder. Raises UsageError for a bad folder or flag, DeviceError for device or memory.
 
         KV memory is `kv_memory_bytes` on a CPU; on a GPU it is the share `gpu_memory_utilization` of what
-        the weights leave free. `host_kv_memory_bytes` keep the KV of chunks that had to leave it.
+        the weights leave free. `host_kv_memory_bytes` keep the KV of chunks that had to leave it. `kv_dtype`:
+        what chunks' KV is kept in, on disk and in memory; "int8" halves it or better, None is 16 bits.
         """
         check_mode(compile_mode)
         threads = settle()
@@ -253,7 +258,7 @@ class Engine:
         if self.refusal:
             return
         recipes = [self.recipe_of(piece, mode) for piece in pieces]
-        done = self.cache.ensure_stored([Recipe(self.frame.system), *recipes])
+        done = self.cache.ensure_stored([Recipe(self.frame.system, opens=True), *recipes])
         while True:
             with self.scheduler.turn():
                 item = next(done, None)
@@ -298,7 +303,7 @@ class Engine:
                 piece = prompt.pieces[segment.unit.piece]
                 out[index] = self.recipe_of(piece, mode, segment.unit.ids + segment.unit.tail)
             elif segment.cacheable:
-                out[index] = Recipe(segment.unit.ids)
+                out[index] = Recipe(segment.unit.ids, opens=True)
         return out
 
     def stitched(
