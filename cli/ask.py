@@ -10,6 +10,7 @@ import typer
 
 from epicrag.cli.common import Common
 from epicrag.cli.output import Output, line_of
+from epicrag.passages import remember
 from epicrag.types import Answer, Hit, Receipt
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def ask(
             _show_chunks(out, stream.hits)
         # Under --strict nothing is shown before it is known whether the documents say so.
         answer = _show(out, stream, whole=no_stream or strict)
+        remember(pipeline, answer.sources)
     if not out.is_machine:
         _show_sources(out, answer)
     for note in stream.notes:

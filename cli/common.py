@@ -86,10 +86,10 @@ class Common:
         from epicrag.pipeline import Pipeline
 
         config = self.load(**more)
-        self._log(config.log)
+        self.log(config.log)
         return Pipeline.open(config, create=create, say=self.output.note, kv_folder=kv_folder)
 
-    def _log(self, level: str) -> None:
+    def log(self, level: str) -> None:
         """Send epicrag's own log to stderr: what the configured level, -q or -v let through."""
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))

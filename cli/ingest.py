@@ -51,6 +51,20 @@ def ingest(
     max_pdf_seconds: Annotated[
         float | None, typer.Option("--max-pdf-seconds", help="Skip PDFs that take longer to read.")
     ] = None,
+    max_archive_members: Annotated[
+        int | None, typer.Option("--max-archive-members", help="Skip archives of more members.")
+    ] = None,
+    max_inflated_mb: Annotated[
+        int | None, typer.Option("--max-inflated-mb", help="Skip what unpacks to more than this.")
+    ] = None,
+    max_inflation_ratio: Annotated[
+        int | None,
+        typer.Option("--max-inflation-ratio", help="Skip what unpacks to more times its size."),
+    ] = None,
+    max_file_seconds: Annotated[
+        float | None,
+        typer.Option("--max-file-seconds", help="Skip files that take longer to read."),
+    ] = None,
 ) -> int:
     """Read files and folders into the index, and compute the KV of their passages.
 
@@ -65,6 +79,10 @@ def ingest(
         "max_chars": max_chars,
         "max_pages": max_pages,
         "max_pdf_seconds": max_pdf_seconds,
+        "max_archive_members": max_archive_members,
+        "max_inflated_mb": max_inflated_mb,
+        "max_inflation_ratio": max_inflation_ratio,
+        "max_file_seconds": max_file_seconds,
     }
     with common.open(create=True, **settings) as pipeline:
         result = _run(out, pipeline, paths, kv=not no_kv, dry_run=dry_run, yes=yes)

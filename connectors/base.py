@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import TYPE_CHECKING
 
 from epicrag.types import Unread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from epicrag.types import Anchor, Block, MetaValue, Table
 
@@ -24,6 +26,11 @@ class Limits:
     max_chars: int = 20_000_000
     max_pages: int = 5_000
     max_pdf_seconds: float = 120.0
+    max_archive_members: int = 10_000
+    max_inflated_bytes: int = 500 * MEBIBYTE
+    max_inflation_ratio: int = 300
+    max_file_seconds: float = 60.0
+    max_archive_depth: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +67,79 @@ def too_many_pages(n_pages: int, limit: int) -> Unread:
     return Unread("skipped", f"{reason}; raise it with --max-pages")
 
 
+def too_many_parts(count: int, limit: int, name: str) -> Unread:
+    """The answer for a file of more slides or sheets than `max_pages`."""
+    reason = f"the file has {count:,} {name}, over the limit of {limit:,}"
+    return Unread("skipped", f"{reason}; raise it with --max-pages")
+
+
 def too_slow(page: int, n_pages: int, limit: float) -> Unread:
     """The answer for a PDF over `max_pdf_seconds`."""
     reason = (
         f"reading stopped after page {page:,} of {n_pages:,}, at the limit of {limit:g} seconds"
     )
     return Unread("skipped", f"{reason} per PDF; raise it with --max-pdf-seconds")
+
+
+def too_many_members(n_members: int, limit: int) -> Unread:
+    """The answer for an archive over `max_archive_members`."""
+    reason = f"it is an archive of {n_members:,} members, over the limit of {limit:,}"
+    return Unread("skipped", f"{reason}; raise it with --max-archive-members")
+
+
+def too_inflated(size: int, limit: int) -> Unread:
+    """The answer for an archive over `max_inflated_bytes`."""
+    reason = f"it unpacks to {size / MEBIBYTE:,.1f} MB or more, over the limit of "
+    return Unread("skipped", f"{reason}{limit / MEBIBYTE:,g} MB; raise it with --max-inflated-mb")
+
+
+def too_dense(name: str, ratio: float, limit: int) -> Unread:
+    """The answer for an archive with a member over `max_inflation_ratio`."""
+    reason = (
+        f"its member {name!r} unpacks to {ratio:,.0f} times its size, over the limit of {limit}"
+    )
+    return Unread("skipped", f"{reason}; if you trust it, raise it with --max-inflation-ratio")
+
+
+def took_too_long(limit: float) -> Unread:
+    """The answer for a file over `max_file_seconds`."""
+    reason = f"reading was stopped at the limit of {limit:g} seconds per file"
+    return Unread("skipped", f"{reason}; raise it with --max-file-seconds")
+
+
+class RefusedError(Exception):
+    """Raised deep within a reader, where there is no returning: carries what it answers."""
+
+    def __init__(self, unread: Unread) -> None:
+        super().__init__(unread.reason)
+        self.unread = unread
+
+
+def refusing(
+    parse: Callable[[bytes, Limits], Parsed | Unread],
+) -> Callable[[bytes, Limits], Parsed | Unread]:
+    """Let a reader of bytes raise `RefusedError` where it would have to return an `Unread`."""
+
+    @wraps(parse)
+    def parse_or_refuse(data: bytes, limits: Limits) -> Parsed | Unread:
+        try:
+            return parse(data, limits)
+        except RefusedError as refused:
+            return refused.unread
+
+    return parse_or_refuse
+
+
+class Watch:
+    """Watches over one file's limits while it is read: seconds from now on, and characters."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._deadline = time.monotonic() + limits.max_file_seconds
+
+    def check(self, n_chars: int = 0) -> None:
+        """Raise RefusedError when time is up, or when so many characters are too many."""
+        if n_chars > self._limits.max_chars:
+            raise RefusedError(too_long(n_chars, self._limits.max_chars))
+        if time.monotonic() > self._deadline:
+            raise RefusedError(took_too_long(self._limits.max_file_seconds))

@@ -62,6 +62,19 @@ class Config:
     max_chars: int = 20_000_000
     max_pages: int = 5_000
     max_pdf_seconds: float = 120.0
+    max_archive_members: int = 10_000
+    max_inflated_mb: int = 500
+    max_inflation_ratio: int = 300
+    max_file_seconds: float = 60.0
+    max_archive_depth: int = 1
+    hidden: bool = False
+    ignore_files: bool = True
+    follow_symlinks: bool = False
+    max_addresses: int = 5_000
+    max_web_seconds: float = 3_600.0
+    web_delay: float = 1.0
+    web_timeout: float = 20.0
+    sweep_minutes: float = 15.0
     offline: bool = False
     log: str = "warning"
     system_prompt: str = DEFAULT_SYSTEM_PROMPT
@@ -92,6 +105,19 @@ def load_config(
     layers.append(_env_layer(environ, cwd))
     layers.append([_Given(key, value, "flag", cwd) for key, value in given.items()])
     return _build([item for layer in layers for item in layer], environ)
+
+
+def config_files(
+    flags: Mapping[str, object] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> list[Path]:
+    """Return the files that `load_config` looks into, weakest first, whether they are there or not."""
+    environ = os.environ if environ is None else environ
+    cwd = Path.cwd() if cwd is None else cwd
+    named = (flags or {}).get("config") or environ.get("EPICRAG_CONFIG")
+    return [_user_file(), cwd / Path(str(named)).expanduser() if named else cwd / FILE_NAME]
 
 
 def enforce_offline(config: Config) -> None:
@@ -306,6 +332,19 @@ KEYS: Mapping[str, Callable[[object, Path], object]] = MappingProxyType(
         "max_chars": _integer(1),
         "max_pages": _integer(1),
         "max_pdf_seconds": _number(0.001, 1e6),
+        "max_archive_members": _integer(1),
+        "max_inflated_mb": _integer(1),
+        "max_inflation_ratio": _integer(1),
+        "max_file_seconds": _number(0.001, 1e6),
+        "max_archive_depth": _integer(0),
+        "hidden": _flag,
+        "ignore_files": _flag,
+        "follow_symlinks": _flag,
+        "max_addresses": _integer(1),
+        "max_web_seconds": _number(0.001, 1e7),
+        "web_delay": _number(0, 3600),
+        "web_timeout": _number(0.001, 3600),
+        "sweep_minutes": _number(0.001, 1e6),
         "offline": _flag,
         "log": _choice(LOG_LEVELS),
         "system_prompt": _prompt,

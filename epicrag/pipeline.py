@@ -9,7 +9,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,6 +24,7 @@ from epicrag.errors import EpicragError, IndexEmptyError, UsageError
 from epicrag.ingest import (
     Event,
     IngestResult,
+    Manner,
     MassDeleteError,
     Progress,
     ingest,
@@ -31,9 +32,11 @@ from epicrag.ingest import (
     own_keys,
 )
 from epicrag.quiet import hush
+from epicrag.sources import is_address, limits_of
 from epicrag.types import Answer, Hit
 
 if TYPE_CHECKING:
+    from epicrag.connectors.found import Source
     from epicrag.connectors.split import TokenCounter
     from epicrag.index.catalog import Catalog
     from epicrag.index.embed import Embedder
@@ -48,6 +51,7 @@ __all__ = [
     "AnswerStream",
     "Event",
     "IngestResult",
+    "Manner",
     "MassDeleteError",
     "Pipeline",
     "Progress",
@@ -229,6 +233,11 @@ class Pipeline:
         enforce_offline(self.config)
         return Models(self.config).ensure(name, self._say)
 
+    @property
+    def given_engine(self) -> Engine | None:
+        """The engine that was given; None where it is loaded as configured."""
+        return self._given_engine
+
     def embedder_identity(self) -> str:
         """A cheap identity of the embedder, without loading it; "" when there is none to be had."""
         if self._given_embedder is not None:
@@ -250,6 +259,19 @@ class Pipeline:
             settings = (*settings, f"kv {config.kv_dtype}")
         return self._identity(config.model, *settings)
 
+    def model_fingerprint(self) -> str | None:
+        """The fingerprint of the configured model, without loading it; None where it is not on this machine."""
+        if self._given_engine is not None:
+            return self._given_engine.fingerprint
+        from epicrag.models import Models
+        from epicrag.serving.fingerprint import model_fingerprint
+
+        try:
+            folder = Models(self.config).path(self.config.model)
+        except EpicragError:
+            return None
+        return model_fingerprint(folder, self.config.home / "cache", self.config.quantize)
+
     def _identity(self, name: str, *settings: object) -> str:
         from epicrag.identity import identity_of
 
@@ -264,20 +286,59 @@ class Pipeline:
         kv: bool = True,
         dry_run: bool = False,
         yes: bool = False,
+        wait: float = 0.0,
         progress: Progress | None = None,
     ) -> IngestResult:
         """Make the index equal to the files at and below `paths`; other documents are not touched.
 
-        `kv` compiles the KV of every chunk that lacks it. A document that fails is reported, keeps its
-        old version, and stops nothing. MassDeleteError: more than half of the index would go and `yes`
-        is False. LockedError: another process is writing. Ctrl-C ends the run early, with a result
+        A path may be an address: of a page, or of a sitemap, which stands for its pages. `kv` compiles the
+        KV of every chunk that lacks it. A document that fails is reported, keeps its old version, and stops
+        nothing. MassDeleteError: more than half of the index would go and `yes` is False. LockedError:
+        another process is writing, and was for `wait` seconds. Ctrl-C ends the run early, with a result
         that says `interrupted`; the next run resumes.
         """
+        from epicrag.sources import sources_of
+
         given = [paths] if isinstance(paths, str | Path) else paths
         if not self._exists():
             _refuse_missing(given)
+        manner = Manner(kv=kv, dry_run=dry_run, yes=yes, wait=wait)
         with self._writable(dry_run) as tools:
-            return ingest(tools, given, kv=kv, dry_run=dry_run, yes=yes, progress=progress)
+            say = self._saying(progress)
+            sources = sources_of(given, tools.config, tools.catalog, say)
+            return ingest(tools, sources, manner, progress)
+
+    def ingest_from(
+        self, source: Source, manner: Manner, progress: Progress | None = None
+    ) -> IngestResult:
+        """`ingest` for a source of any kind (`epicrag.connectors.found`)."""
+        with self._writable(manner.dry_run) as tools:
+            return ingest(tools, [source], manner, progress)
+
+    def ingest_documents(
+        self,
+        documents: Iterable[Any],
+        *,
+        root: str,
+        kv: bool = True,
+        yes: bool = False,
+        wait: float = 0.0,
+        progress: Progress | None = None,
+    ) -> IngestResult:
+        """Make what the index holds of `root` equal to these documents of LlamaIndex.
+
+        `root` is the name of where they come from: documents of an earlier call under the same name that
+        are not among them are deleted. Each is cited as `reader:root/id`.
+        """
+        from epicrag.connectors.llamahub import Documents
+
+        manner = Manner(kv=kv, yes=yes, wait=wait)
+        return self.ingest_from(
+            Documents(root, documents, limits_of(self.config)), manner, progress
+        )
+
+    def _saying(self, progress: Progress | None) -> Callable[[str], None] | None:
+        return (lambda text: progress(Event("doing", message=text))) if progress else None
 
     @contextmanager
     def _writable(self, dry_run: bool) -> Iterator[Pipeline]:
@@ -301,7 +362,7 @@ class Pipeline:
         IndexEmptyError: nothing is in the index. MismatchError: made with another embedder.
         """
         query = _readable(query, "query")
-        self._refuse_empty()
+        self.refuse_empty()
         from epicrag.index.retrieve import check_embedder, search
 
         check_embedder(self.catalog, self.embedder)
@@ -421,7 +482,7 @@ class Pipeline:
             for hit in chunks:
                 once.setdefault(hit.chunk.id, hit)
             return list(once.values()), 0.0
-        self._refuse_empty()
+        self.refuse_empty()
         _ = self.embedder, self.vectors  # loading them is no part of the question
         began = time.perf_counter()
         hits = self.search(question, k=k)
@@ -482,7 +543,7 @@ class Pipeline:
             configured_embedder=self.config.embed_model,
         )
 
-    def _refuse_empty(self) -> None:
+    def refuse_empty(self) -> None:
         if not self.catalog.counts().chunks:
             raise self._empty(f"nothing is in the index at {self.config.index}")
 
@@ -504,7 +565,7 @@ def _readable(text: str, what: str) -> str:
 def _refuse_missing(paths: Sequence[str | Path]) -> None:
     """Before an index is made: a path that is not there cannot be one that was deleted."""
     for path in paths:
-        if not os.path.lexists(os.path.expanduser(path)):
+        if not is_address(path) and not os.path.lexists(os.path.expanduser(path)):
             raise no_such_path(path)
 
 

@@ -82,6 +82,19 @@ class KVStore:
         _touch(path)
         return stored
 
+    def look(self, key: str) -> StoredKV | Missing:
+        """As `get`, but nothing is removed, marked as used or logged: for whoever only wants to know."""
+        try:
+            return kvfile.read(self._path(key), key)
+        except (FileNotFoundError, NotADirectoryError):
+            return Missing("absent")
+        except (OSError, DamagedFile) as error:
+            return Missing("damaged", str(error))
+
+    def file(self, key: str) -> Path:
+        """Where the KV of `key` lies, or would."""
+        return self._path(key)
+
     def put(
         self,
         key: str,
@@ -92,8 +105,9 @@ class KVStore:
     ) -> int:
         """Store a pair, (L, G, T, Dk) and (L, G, T, Dv), and return the bytes it takes on disk.
 
-        A pair in 8 bits comes with the scales of its rows, (L, G, T) float16 each. Putting the same again writes nothing. A failure leaves what was there; a full disk raises
-        DeviceError, any other refusal of the system EpicragError.
+        A pair in 8 bits comes with the scales of its rows, (L, G, T) float16 each. Putting the same again writes
+        nothing. A failure leaves what was there; a full disk raises DeviceError, any other refusal of the system
+        EpicragError.
         """
         kvfile.check(keys, values, meta, scales)
         path = self._path(key)

@@ -396,7 +396,7 @@ def test_a_single_path_may_be_given_as_text(bench):
 
 def test_a_long_document_tells_how_far_its_embedding_is(bench, monkeypatch):
     monkeypatch.setattr(module, "EMBED_BATCH", 2)
-    bench.write("long.txt", "one two three. " * 90)
+    bench.write("long.txt", " ".join(f"one two {n}." for n in range(90)))
     events = []
     with bench.open(chunk_tokens=64) as pipeline:
         pipeline.ingest([bench.docs], progress=events.append)

@@ -1,0 +1,395 @@
+"""Word files: the body in order, with headings, lists, tables, boxes, notes, comments and equations."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from epicrag.connectors.base import Limits, Parsed, Watch, refusing
+from epicrag.connectors.charts import chart_rows, diagram_texts
+from epicrag.connectors.docx_styles import W, Numbers, Styles, as_int, is_on, number_of
+from epicrag.connectors.docx_text import Inline, Runs, is_placeholder
+from epicrag.connectors.draft import Draft
+from epicrag.connectors.ooxml import Package
+from epicrag.connectors.properties import real_title
+from epicrag.connectors.rows import RowWriter, one_line
+from epicrag.connectors.tables import is_head, joined_head
+from epicrag.connectors.xmls import iterate_xml, local
+from epicrag.types import Unread
+
+MEDIA = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
+_WRAPPERS = frozenset(["ins", "moveTo", "customXml", "smartTag", "sdtContent", "body", "Choice"])
+_CONTENTS = re.compile(r"toc \d|table of figures|toc heading")
+_PAGE_NUMBER = re.compile(r"(?:page|seite|p\.|página|pagina)?\s*\d*\s*(?:of|von|/|de|-|–)?\s*\d*")
+_MAX_HEAD_ROWS = 3
+_MAX_SPAN = 64
+
+
+@refusing
+def parse_docx(data: bytes, limits: Limits) -> Parsed | Unread:
+    """Read a Word file. Tracked deletions, hidden text and tables of contents are left out."""
+    package = Package(data, limits, "Word")
+    if _head_of(package) != "document":
+        return Unread(
+            "failed", "a ZIP archive of Office, but not a Word file: name it as what it is"
+        )
+    reader = _Reader(package, limits)
+    reader.run()
+    draft = reader.draft
+    meta = package.meta()
+    title = reader.title or reader.sole_heading or real_title(str(meta.get("title", "")))
+    meta.pop("title", None)
+    return Parsed(
+        text=draft.text(),
+        media=MEDIA,
+        title=title,
+        anchors=draft.anchors(),
+        blocks=tuple(draft.blocks),
+        tables=draft.tables(),
+        meta={**meta, **({"title": title} if title else {})},
+    )
+
+
+def _head_of(package: Package) -> str:
+    """The name of the main part's root element."""
+    with package.open(package.main) as file:
+        found = re.search(rb"<(?:\w+:)?(\w+)[\s>]", re.sub(rb"<[?!][^>]*>", b"", file.read(8192)))
+    return found[1].decode("ascii", "replace") if found else ""
+
+
+@dataclass(slots=True)
+class _Cell:
+    """A cell of a row: its text, and how many columns it takes."""
+
+    text: str
+    span: int = 1
+
+
+@dataclass(slots=True)
+class _Row:
+    cells: list[_Cell] = field(default_factory=list)
+    is_head: bool = False
+
+    def texts(self) -> list[str]:
+        """The texts by column: what spans several stands in the first of them."""
+        return [text for cell in self.cells for text in [cell.text, *[""] * (cell.span - 1)]]
+
+    def names(self) -> list[str]:
+        """The texts by column, as names: what spans several is the name of each of them."""
+        return [cell.text for cell in self.cells for _ in range(cell.span)]
+
+
+class _Reader:
+    """Walks the body once, from top to bottom, and lets go of what it has read."""
+
+    def __init__(self, package: Package, limits: Limits) -> None:
+        self._package = package
+        self._watch = Watch(limits)
+        self._related = {
+            kind: parts[0]
+            for kind in ("styles", "numbering", "footnotes", "endnotes", "comments")
+            if (parts := package.related(package.main, kind))
+        }
+        self._relations = package.relations_by_id(package.main)
+        self._styles = Styles(self._root("styles"))
+        self._numbers = Numbers(self._root("numbering"))
+        self._runs = Runs()
+        self._notes: dict[str, dict[str, Any]] = {}
+        self._told: set[tuple[str, str]] = set()
+        self._pending: list[tuple[str, str]] = []
+        self._in_list = False
+        self.draft = Draft()
+        self.title: str | None = None
+        self._tops: list[tuple[int, str]] = []  # the first heading, and those as high or higher
+
+    @property
+    def sole_heading(self) -> str | None:
+        """The first heading, where all others are below it: of several chapters none is the title."""
+        return self._tops[0][1] if len(self._tops) == 1 else None
+
+    def run(self) -> None:
+        with self._package.open(self._package.main) as file:
+            tags = tuple(W + name for name in ("p", "tbl", "sdt", "ins", "moveTo", "customXml"))
+            for node in iterate_xml(file, self._package.main, tags):
+                above = node.getparent()
+                if above is None or above.tag != f"{W}body":
+                    continue
+                self._block(node)
+                node.clear()
+                while node.getprevious() is not None:
+                    del above[0]
+        self._leftovers()
+        self._margins()
+
+    # --- blocks ---
+
+    def _block(self, node: Any) -> None:
+        name = local(node)
+        if name == "p":
+            self._paragraph(node)
+        elif name == "tbl":
+            self._table(node)
+        elif name == "sdt":
+            if not is_placeholder(node):
+                self._blocks(node)
+        elif name == "AlternateContent":
+            self._blocks(next(iter(node), ()))
+        elif name in _WRAPPERS:
+            self._blocks(node)
+
+    def _blocks(self, nodes: Any) -> None:
+        for node in nodes:
+            self._block(node)
+
+    def _paragraph(self, node: Any) -> None:
+        self._watch.check(self.draft.length)
+        properties = node.find(f"{W}pPr")
+        style = _style_of(properties) or self._styles.default
+        inline = self._runs.read(node)
+        if _CONTENTS.fullmatch(self._styles.name(style)) or self._styles.is_hidden(style):
+            return
+        text = inline.text.strip(" \n")
+        if text.strip():
+            self._write(text, properties, style)
+        self._attached(inline)
+        if self._pending:
+            self._tell()
+
+    def _write(self, text: str, properties: Any, style: str | None) -> None:
+        level = self._level(properties, style)
+        number = number_of(properties) if properties is not None else None
+        number = number or self._styles.number(style)
+        mark = self._numbers.mark(*number) if number and number[0] != "0" else None
+        if level is not None:
+            self._heading(f"{mark} {text}" if mark and mark != "-" else text, level)
+        elif mark is not None and number is not None:
+            self._item(text, mark, number[1])
+        else:
+            self._plain(text)
+
+    def _level(self, properties: Any, style: str | None) -> int | None:
+        """The level of a heading, from 1; 0 for the title; None for what is none."""
+        own = properties.find(f"{W}outlineLvl") if properties is not None else None
+        level = as_int(own.get(f"{W}val")) if own is not None else None
+        if level is None:
+            return self._styles.level(style)
+        return level + 1 if 0 <= level < 9 else None
+
+    def _heading(self, text: str, level: int) -> None:
+        text = one_line(text)
+        if level == 0 and self.title is None:
+            self.title = text[:200]
+        if level > 0 and (not self._tops or level <= self._tops[0][0]):
+            self._tops.append((level, text[:200]))
+        self._in_list = False
+        self.draft.open("heading")
+        self.draft.write(text)
+        self.draft.close(level)
+
+    def _item(self, text: str, mark: str, depth: int) -> None:
+        self.draft.open("row", "\n" if self._in_list else "\n\n")
+        self.draft.write_exact("  " * depth + (f"{mark} " if mark else ""))
+        self.draft.write_exact(text)
+        self.draft.close()
+        self._in_list = True
+
+    def _plain(self, text: str) -> None:
+        self._in_list = False
+        self.draft.open("paragraph")
+        self.draft.write(text)
+        self.draft.close()
+
+    # --- what hangs on a paragraph ---
+
+    def _attached(self, inline: Inline) -> None:
+        """Write boxes and charts behind their paragraph; notes wait for the end of the block."""
+        self._pending += inline.notes
+        for box in inline.boxes:
+            self._blocks(box)
+        for kind, target in inline.drawings:
+            if kind == "image":
+                self._plain(f"[Image: {target}]")
+            elif (relation := self._relations.get(target)) and self._package.has(relation.target):
+                self._drawing(kind, self._package.xml(relation.target))
+
+    def _drawing(self, kind: str, root: Any) -> None:
+        self._in_list = False
+        if kind == "diagram":
+            for text in diagram_texts(root):
+                self._plain(text)
+            return
+        title, rows = chart_rows(root)
+        if title:
+            self._plain(title)
+        if rows:
+            with RowWriter(self.draft, rows[0]) as writer:
+                for row in rows[1:]:
+                    writer.row(row)
+
+    def _tell(self) -> None:
+        """Write the notes and comments that were referred to, each once."""
+        pending, self._pending = self._pending, []
+        for key in pending:
+            if key in self._told:
+                continue
+            self._told.add(key)
+            kind, note = key
+            node = self._notes_of(kind).get(note)
+            if node is None:
+                continue
+            text = self._text_of(node)
+            if not text:
+                continue
+            if kind == "comment":
+                author = one_line(node.get(f"{W}author") or "")
+                self._plain(f"[Comment by {author}: {text}]" if author else f"[Comment: {text}]")
+            else:
+                self._plain(f"{kind.capitalize()} {self._runs.numbers.get(key, note)}: {text}")
+
+    def _leftovers(self) -> None:
+        """Comments that nothing in the body refers to."""
+        self._pending += [("comment", note) for note in self._notes_of("comment")]
+        self._tell()
+
+    def _notes_of(self, kind: str) -> dict[str, Any]:
+        part = f"{kind}s"
+        if part not in self._notes:
+            root = self._root(part)
+            found = root.findall(W + kind) if root is not None else ()
+            self._notes[part] = {
+                node.get(f"{W}id", ""): node
+                for node in found
+                if node.get(f"{W}type") in (None, "normal")
+            }
+        return self._notes[part]
+
+    def _text_of(self, node: Any) -> str:
+        """All text of a note, a cell or a header, on one line."""
+        texts = []
+        for paragraph in node.iter(f"{W}p"):
+            inline = self._runs.read(paragraph)
+            texts.append(inline.text)
+            self._pending += [key for key in inline.notes if key not in self._told]
+        return one_line(" ".join(texts))
+
+    def _root(self, kind: str) -> Any:
+        return self._package.xml(self._related[kind]) if kind in self._related else None
+
+    # --- tables ---
+
+    def _table(self, node: Any) -> None:
+        self._in_list = False
+        rows = list(_children(node, "tr"))
+        if all(len(list(_children(row, "tc"))) <= 1 for row in rows):
+            for row in rows:  # one column: a frame around text, not a table
+                for cell in _children(row, "tc"):
+                    self._blocks(cell)
+            return
+        read = [self._row(row) for row in rows]
+        self._rows([row for row in read if row and any(cell.text for cell in row.cells)])
+        if self._pending:
+            self._tell()
+
+    def _rows(self, rows: list[_Row | None]) -> None:
+        known = [row for row in rows if row is not None]
+        n_head = _head_rows(known)
+        head = joined_head([row.names() for row in known[:n_head]]) if n_head else None
+        with RowWriter(self.draft, head) as writer:
+            for row in known[n_head:]:
+                self._watch.check(self.draft.length)
+                writer.row(row.texts())
+
+    def _row(self, node: Any) -> _Row | None:
+        properties = node.find(f"{W}trPr")
+        row = _Row()
+        if properties is not None:
+            if properties.find(f"{W}del") is not None:
+                return None
+            row.is_head = is_on(properties.find(f"{W}tblHeader"))
+            before = properties.find(f"{W}gridBefore")
+            if before is not None:
+                row.cells.append(_Cell("", _span(before)))
+        for cell in _children(node, "tc"):
+            own = cell.find(f"{W}tcPr")
+            span, goes_on = 1, False
+            if own is not None:
+                span = _span(own.find(f"{W}gridSpan"))
+                goes_on = _goes_on(own)
+            row.cells.append(_Cell("" if goes_on else self._cell(cell), span))
+        return row
+
+    def _cell(self, node: Any) -> str:
+        """A cell's text on one line; of a table within it, its cells joined by commas."""
+        texts: list[str] = []
+        for child in node:
+            name = local(child)
+            if name == "p":
+                inline = self._runs.read(child)
+                texts += [inline.text, *(self._text_of(box) for box in inline.boxes)]
+                self._pending += inline.notes
+            elif name == "tbl":
+                rows = [self._row(row) for row in _children(child, "tr")]
+                lines = [", ".join(text for text in row.texts() if text) for row in rows if row]
+                texts.append("; ".join(line for line in lines if line))
+            elif (name == "sdt" and not is_placeholder(child)) or name in _WRAPPERS:
+                texts.append(self._cell(child))
+        return one_line(" ".join(texts))
+
+    # --- headers and footers ---
+
+    def _margins(self) -> None:
+        """Write what only headers and footers say: a letterhead, a mark of confidence, a version."""
+        body = one_line(self.draft.text()).casefold()
+        seen: set[str] = set()
+        self.draft.leave_headings()
+        for kind in ("header", "footer"):
+            for part in self._package.related(self._package.main, kind):
+                for paragraph in self._package.xml(part).iter(f"{W}p"):
+                    text = one_line(self._runs.read(paragraph).text)
+                    key = text.casefold()
+                    if key in seen or _PAGE_NUMBER.fullmatch(key) or key in body:
+                        continue
+                    seen.add(key)
+                    self._plain(f"Page {kind}: {text}")
+
+
+def _style_of(properties: Any) -> str | None:
+    node = properties.find(f"{W}pStyle") if properties is not None else None
+    return node.get(f"{W}val") if node is not None else None
+
+
+def _children(node: Any, name: str) -> Any:
+    """The rows of a table or the cells of a row, those within content controls and insertions too."""
+    for child in node:
+        kind = local(child)
+        if kind == name:
+            yield child
+        elif kind in ("sdt", "sdtContent", "ins", "customXml", "moveTo"):
+            yield from _children(child, name)
+
+
+def _span(node: Any) -> int:
+    value = as_int(node.get(f"{W}val")) if node is not None else None
+    return min(max(value or 1, 1), _MAX_SPAN)
+
+
+def _goes_on(properties: Any) -> bool:
+    """Is a cell the rest of the one above, or of the one before it?"""
+    for name in ("vMerge", "hMerge"):
+        node = properties.find(W + name)
+        if node is not None and node.get(f"{W}val", "continue") != "restart":
+            return True
+    return False
+
+
+def _head_rows(rows: list[_Row]) -> int:
+    """How many rows from the top name the columns."""
+    marked = 0
+    while marked < min(len(rows), _MAX_HEAD_ROWS) and rows[marked].is_head:
+        marked += 1
+    if marked and marked < len(rows):
+        return marked
+    if len(rows) < 2:
+        return 0
+    return int(is_head(rows[0].names(), [row.texts() for row in rows[1:50]]))
