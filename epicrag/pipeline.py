@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from epicrag.serving.policies import Policy
     from epicrag.serving.prompt import Piece, Prompt
     from epicrag.serving.sample import Sampling
+    from epicrag.uses import Uses
 
 __all__ = [
     "AnswerStream",
@@ -79,6 +80,13 @@ class Status:
     kv_other_entries: int
     """Of `kv_entries`: those of no chunk as ingest compiles it. The next ingest, of whatever, drops them."""
     kv_other_bytes: int
+    kv_dtype: str | None
+    """What KV is kept in: "float16", "bfloat16", "int8"; None while no model has been loaded."""
+    kv_budget: int | None
+    """Bytes that KV may take on disk, as configured; None: all there is."""
+    retrievals: int
+    """Passages that were retrieved so far, and of these, those whose KV was there then."""
+    retrievals_with_kv: int
     model: str | None
     model_fingerprint: str | None
     dtype: str | None
@@ -175,7 +183,14 @@ class Pipeline:
         from epicrag.index.kvstore import KVStore
 
         folder = self._kv_folder or self.config.index / "kv"
-        return KVStore(folder, budget_bytes=self.config.kv_disk)
+        budget = self.config.kv_disk
+        return KVStore(folder, budget_bytes=budget, value_of=self.uses.worth if budget else None)
+
+    @cached_property
+    def uses(self) -> Uses:
+        from epicrag.uses import Uses
+
+        return Uses(lambda: self.catalog, lambda: frozenset(own_keys(self.catalog)))
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -366,7 +381,14 @@ class Pipeline:
         from epicrag.index.retrieve import check_embedder, search
 
         check_embedder(self.catalog, self.embedder)
-        return search(self.catalog, self.vectors, self.embedder, query, k=k or self.config.top_k)
+        hits = search(self.catalog, self.vectors, self.embedder, query, k=k or self.config.top_k)
+        self._count(hits)
+        return hits
+
+    def _count(self, hits: Sequence[Hit]) -> None:
+        """Count what was retrieved; with a KV folder of its own the index stays as it is."""
+        if self._kv_folder is None:
+            self.uses.note(hits, self.kv_store)
 
     def ask(
         self,
@@ -423,6 +445,7 @@ class Pipeline:
         prompt = self.prompt(question, hits)
         sampling = sampling or self.sampling()
         lacking = self.foretell_kv(prompt, policy, sampling.max_tokens)
+        self._expect_kv(policy, prompt, hits, lacking)
         generation = self.engine.generate(prompt, policy=policy, sampling=sampling)
 
         def on_end() -> list[str]:
@@ -439,6 +462,20 @@ class Pipeline:
                 f"computing the KV of {_passages(len(lacking))} first ({sum(lacking.values()):,} tokens)"
             )
         return lacking
+
+    def _expect_kv(
+        self, policy: Policy, prompt: Prompt, hits: Sequence[Hit], lacking: Iterable[int]
+    ) -> None:
+        """Say what KV is worth that is about to be computed: it must not push out what is used more."""
+        if self.config.kv_disk is None or policy.compile_mode:
+            return
+        counts = self.catalog.uses_of([hits[index].chunk.id for index in lacking])
+        self.uses.expect(
+            {
+                self.engine.key_of(prompt.pieces[index]): counts.get(hits[index].chunk.id, 0)
+                for index in lacking
+            }
+        )
 
     def _kept(self, policy: Policy, pieces: Sequence[Piece]) -> list[str]:
         """What to tell of KV that was computed for an answer: that it is on disk now, and until when."""
@@ -517,6 +554,7 @@ class Pipeline:
         """Describe the index from what ingest left in it; no model is loaded."""
         setting, counts = self.catalog.setting, self.catalog.counts()
         sizes, wanted = self.kv_store.sizes(), self.catalog.kv_keys()
+        retrievals, with_kv = self.catalog.retrievals()
         other = sizes.keys() - wanted - own_keys(self.catalog)
         embedder: dict[str, str] = json.loads(setting("embedder") or "{}")
         return Status(
@@ -530,9 +568,13 @@ class Pipeline:
             kv_entries=len(sizes),
             kv_bytes=sum(sizes.values()),
             kv_bytes_per_token=int(setting("kv_bytes_per_token") or 0) or None,
-            chunks_with_kv=len(sizes.keys() & wanted),
+            chunks_with_kv=sum(key in sizes for _, _, key in self.catalog.kv_rows()),
             kv_other_entries=len(other),
             kv_other_bytes=sum(sizes[key] for key in other),
+            kv_dtype=setting("kv_dtype"),
+            kv_budget=self.config.kv_disk,
+            retrievals=retrievals,
+            retrievals_with_kv=with_kv,
             model=setting("model_name"),
             model_fingerprint=setting("model_fingerprint"),
             dtype=setting("model_dtype"),

@@ -45,7 +45,12 @@ class StoredKV:
     """Of keys and values in 8 bits: what each row (L, G, T) is multiplied by."""
 
 
-def check(keys: Tensor, values: Tensor, meta: Mapping[str, str], scales: tuple[Tensor, Tensor] | None = None) -> None:
+def check(
+    keys: Tensor,
+    values: Tensor,
+    meta: Mapping[str, str],
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> None:
     """Raise ValueError unless the pair can be stored and read back as it is."""
     alike = keys.ndim == values.ndim == 4 and keys.shape[:3] == values.shape[:3]
     if not alike or keys.numel() == 0 or values.numel() == 0:
@@ -87,8 +92,7 @@ def write(path: Path, head: bytes, tensors: Sequence[Tensor]) -> None:
     """
     with open(path, "wb") as file:
         file.write(head)
-        for tensor in tensors:
-            file.write(_bytes(tensor))
+        file.writelines(_bytes(tensor) for tensor in tensors)
 
 
 def begins_with(path: Path, head: bytes, size: int) -> bool:

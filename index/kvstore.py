@@ -139,7 +139,7 @@ class KVStore:
         given = (keys, values, *(scales or ()))
         tensors = [tensor.detach().cpu().contiguous() for tensor in given]
         head = kvfile.header(key, tensors, meta)
-        size = len(head) + sum(tensor.nbytes for tensor in tensors)
+        size: int = len(head) + sum(tensor.nbytes for tensor in tensors)
         if kvfile.begins_with(path, head, size):
             _touch(path)
             return size

@@ -63,6 +63,7 @@ class ChunkCache:
         store: KVStore | None,
         store_dtype: torch.dtype,
         wide_dtype: torch.dtype | None = None,
+        wide_profile: str | None = None,
         meta: Mapping[str, str],
         host_budget: int = 0,
     ) -> None:
@@ -73,6 +74,7 @@ class ChunkCache:
         self._store = store
         self._store_dtype = store_dtype
         self._wide_dtype = wide_dtype or store_dtype
+        self._wide_profile = wide_profile
         self._meta = dict(meta)
         self.profile = profile
         self.host = HostTier(host_budget, page_locked=pool.keys.is_cuda)
@@ -182,7 +184,7 @@ class ChunkCache:
         """Look for an entry in the tiers below the pool: where it was, and the entry, or None."""
         if (entry := self.host.get(key)) is not None:
             return "host", entry
-        entry = self._load(key, recipe)
+        entry = self._load(key, recipe) or self._from_wide(recipe)
         return ("disk", entry) if entry is not None else ("compiled", None)
 
     def release(self, recipe: Recipe) -> None:
@@ -200,6 +202,9 @@ class ChunkCache:
                 yield Compiled(index, key, 0)
                 continue
             known.add(key)
+            if self._from_wide(recipe) is not None:
+                yield Compiled(index, key, 0)
+                continue
             cost = self._cost(recipe)
             if batch and size + cost > BATCH_TOKENS:
                 yield from self._flush(batch)
@@ -243,9 +248,22 @@ class ChunkCache:
             return None
         return Entry(found.keys, found.values, *(found.scales or ()))
 
-    def _compile(
-        self, recipes: Sequence[Recipe], *, must_store: bool = True
-    ) -> list[Entry]:
+    def _from_wide(self, recipe: Recipe) -> Entry | None:
+        """Round, and store, an entry that the store has in 16 bits; None where there is none to be rounded."""
+        from epicrag.index.kvstore import Missing
+
+        if not self._rounds or recipe.opens or self._store is None or self._wide_profile is None:
+            return None
+        found = self._store.look(recipe.key(self._wide_profile))
+        if isinstance(found, Missing) or found.scales is not None:
+            return None
+        if found.keys.shape[2] != len(recipe.ids):
+            return None
+        entry = self._stored(recipe, found.keys, found.values)
+        self._put(recipe, entry, must_store=False)
+        return entry
+
+    def _compile(self, recipes: Sequence[Recipe], *, must_store: bool = True) -> list[Entry]:
         """Compile and store; recipes that begin with the system unit share its exact KV."""
         done: dict[int, Entry] = {}
         groups: dict[bool, list[int]] = {}
@@ -285,9 +303,7 @@ class ChunkCache:
         if self._store is None:
             return
         try:
-            self._store.put(
-                self.key(recipe), entry.keys, entry.values, self._meta, entry.scales
-            )
+            self._store.put(self.key(recipe), entry.keys, entry.values, self._meta, entry.scales)
         except EpicragError as error:
             if must_store:
                 raise

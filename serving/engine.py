@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -80,6 +80,8 @@ class Engine:
         bos = tokenizer.template_ids(chat.bos) if chat.bos else ()
         self.frame = Frame.of(chat, bos[0] if bos else None)
         kv_dtype = kv_dtype or _store_dtype(model.dtype)
+        self.kv_dtype = str(kv_dtype).removeprefix("torch.")
+        """What chunks' KV is kept in, on disk and in memory."""
         budget = _pool_bytes(model.device, kv_memory_bytes, gpu_memory_utilization)
         try:
             self._open(store, budget, host_kv_memory_bytes, kv_dtype, namespace)
@@ -114,8 +116,6 @@ class Engine:
             device=model.device,
             rounded=kv_dtype == torch.int8,
         )
-        self.kv_dtype = str(kv_dtype).removeprefix("torch.")
-        """What chunks' KV is kept in, on disk and in memory."""
         parts = {
             "model": model.fingerprint,
             "tokenizer": self.tokenizer.fingerprint,
@@ -125,18 +125,18 @@ class Engine:
             "layout": str(LAYOUT_VERSION),
             "namespace": namespace,
         }
-        profile = hashlib.sha256(
-            "|".join(f"{k}={v}" for k, v in parts.items()).encode()
-        ).hexdigest()
+        wide_dtype = _store_dtype(model.dtype) if kv_dtype == torch.int8 else kv_dtype
+        wide_parts = {**parts, "kv_dtype": str(wide_dtype)}
         self.cache = ChunkCache(
             model,
             self.pool,
             self.layers,
-            profile=profile,
+            profile=_profile(parts),
             system=self.frame.system,
             store=store,
             store_dtype=kv_dtype,
-            wide_dtype=_store_dtype(model.dtype) if kv_dtype == torch.int8 else kv_dtype,
+            wide_dtype=wide_dtype,
+            wide_profile=_profile(wide_parts),
             host_budget=host_budget,
             meta={"epicrag": "kv", **parts},
         )
@@ -482,6 +482,10 @@ class Stats:
 def _store_dtype(dtype: torch.dtype) -> torch.dtype:
     """Sixteen bits on disk: the mantissa of float16 for float32 models, the model's own otherwise."""
     return torch.float16 if dtype in (torch.float32, torch.float64) else dtype
+
+
+def _profile(parts: Mapping[str, str]) -> str:
+    return hashlib.sha256("|".join(f"{k}={v}" for k, v in parts.items()).encode()).hexdigest()
 
 
 def _pool_bytes(device: torch.device, kv_memory: int, gpu_share: float) -> int:

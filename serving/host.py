@@ -47,9 +47,7 @@ class HostTier:
         while self.nbytes + size > self.budget_bytes:
             _, gone = self._entries.popitem(last=False)
             self.nbytes -= gone.nbytes
-        tensors = (
-            self._copy(x, x.dtype if entry.is_rounded else dtype) for x in entry.tensors()
-        )
+        tensors = (self._copy(x, x.dtype if entry.is_rounded else dtype) for x in entry.tensors())
         self._entries[key] = Entry(*tensors)
         self.nbytes += size
 
@@ -60,4 +58,3 @@ class HostTier:
     def _copy(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         out = torch.empty(tensor.shape, dtype=dtype, pin_memory=self._page_locked)
         return out.copy_(tensor)
-

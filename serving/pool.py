@@ -188,9 +188,7 @@ class Pool:
     def has(self, key: str) -> bool:
         return key in self._residents
 
-    def fill(
-        self, key: str, entry: Entry, leave: Callable[[Resident], None] | None = None
-    ) -> None:
+    def fill(self, key: str, entry: Entry, leave: Callable[[Resident], None] | None = None) -> None:
         """Copy a compiled chunk in: rounded rows as they are, others cast in the one copy.
 
         `leave` is told before the chunk's pages go.

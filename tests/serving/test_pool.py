@@ -131,9 +131,7 @@ def test_a_request_that_cannot_be_served_evicts_nothing():
 def test_what_leaves_is_told_before_its_pages_go():
     pool = make_pool(2)
     seen = []
-    pool.fill(
-        "a", kv(20, 3.0), leave=lambda r: seen.append(pool.keys[:, :, r.runs[0].start].sum())
-    )
+    pool.fill("a", kv(20, 3.0), leave=lambda r: seen.append(pool.keys[:, :, r.runs[0].start].sum()))
     pool.allocate(32)
     assert seen == [3.0 * 8]
 
