@@ -7,7 +7,7 @@ from typing import Any
 
 from epicrag.connectors.base import Limits, Parsed, Watch, refusing
 from epicrag.connectors.charts import chart_rows, diagram_texts
-from epicrag.connectors.docx_styles import W, Numbers, Styles, as_int, is_on, number_of
+from epicrag.connectors.docx_styles import Numbers, Styles, W, as_int, is_on, number_of
 from epicrag.connectors.docx_text import Inline, Runs, is_placeholder
 from epicrag.connectors.draft import Draft
 from epicrag.connectors.margins import only_in_margins

@@ -63,7 +63,7 @@ def _head_rows(rows: Sequence[TableRow]) -> int:
     if marked and marked < len(rows):
         return marked
     # Names above several columns want the row below, which names each of them.
-    grouped = int(len(rows) > 3 and any(1 < cell.span for cell in rows[0].cells if cell.text))
+    grouped = int(len(rows) > 3 and any(cell.span > 1 for cell in rows[0].cells if cell.text))
     head = joined_head([row.names() for row in rows[: grouped + 1]])
     if len(rows) < grouped + 2 or not is_head(
         head, [row.texts() for row in rows[grouped + 1 : 50]]
