@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -360,7 +361,6 @@ def put(catalog: Any, path: str, texts: Sequence[str], data: Any) -> None:
 def listing(rows: Rows, catalog: Any) -> None:
     """Time what reads the whole catalog."""
     from epicrag.index.sync import plan
-    from epicrag.types import FileEntry
 
     with timed(rows, "documents()"):
         known = catalog.documents()
@@ -371,11 +371,22 @@ def listing(rows: Rows, catalog: Any) -> None:
             pass
     with timed(rows, "vector_rows()"):
         catalog.vector_rows()
-    digests = {row.path: row.digest for row in known}
-    entries = [FileEntry(path, 1) for path in digests]
-    entries += [FileEntry(f"/d/other-{i}.txt", 1) for i in range(10_000 - len(entries))]
+    entries = [Found(row.path, row.digest) for row in known]
+    entries += [Found(f"/d/other-{i}.txt", str(i)) for i in range(10_000 - len(entries))]
     with timed(rows, "plan of 10,000 files"):
-        plan(catalog, entries, ["/d"], lambda path: digests.get(path, path))
+        plan(catalog, entries, ["/d"])
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file as a source gives it, digested already."""
+
+    path: str
+    known: str
+    size: int = 1
+
+    def digest(self) -> str:
+        return self.known
 
 
 CHILD = """
@@ -401,6 +412,7 @@ def child(rows: Rows, folder: Path, label: str, work: str) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     wall, cpu, peak = json.loads(done.stdout)
     rows[label] = {"s": round(wall, 3), "cpu_s": round(cpu, 3), "peak_MB": round(peak)}
+    print(f"{label}: {rows[label]}", file=sys.stderr)
 
 
 def inodes(folder: Path) -> set[int]:
@@ -439,6 +451,7 @@ class timed:
     def __exit__(self, *error: object) -> None:
         wall, cpu = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
         self._rows[self._label] = {"s": round(wall, 4), "cpu_s": round(cpu, 4)}
+        print(f"{self._label}: {self._rows[self._label]}", file=sys.stderr)
 
 
 def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
