@@ -65,7 +65,7 @@ def examine(
     fixed: list[str] = []
     try:
         with open_(config) as pipeline:
-            for check in checkup.folder(config.index):
+            for check in checkup.folder(pipeline.config.index):
                 tell(check)
             if fix:
                 fixed = repair(pipeline, list(soundness(pipeline, deep=deep)))
