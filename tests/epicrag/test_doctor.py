@@ -196,6 +196,18 @@ def test_files_that_are_gone_are_told_and_a_lost_disk_is_suspected(museum):
     assert "mounted" in told.fix
 
 
+def test_what_stands_in_an_archive_or_on_the_web_is_not_missed(museum):
+    import zipfile
+
+    with zipfile.ZipFile(museum.docs / "old.zip", "w") as file:
+        file.writestr("inner/note.txt", "A note within an archive, on the tides.\n")
+    assert museum.ingest().counts["added"] == 1
+    with museum.open() as pipeline:
+        museum_path = str(museum.docs / "museum.txt")
+        pipeline.catalog.rename_document(museum_path, "https://museum.example/hours")
+    assert states(examined(museum)) == {}
+
+
 def test_somebody_who_writes_is_named(museum):
     assert states(examined(museum), "writer") == {"writer": "ok"}
     with WriterLock(museum.config.index):
