@@ -138,7 +138,7 @@ def test_warm_computes_what_is_missing_and_says_so(cli, museum):
         for key in pipeline.catalog.kv_keys():
             pipeline.kv_store.delete(key)
     run = cli("warm", "--top", "2")
-    assert (run.code, run.out) == (0, "2 of 2 chunks have their KV on disk\n")
+    assert (run.code, run.out) == (0, "2 of 2 chunks with KV on disk\n")
     assert "KV computed for 2 chunks" in run.err
     assert cli("warm", "--json").json["ready"] == 3
     museum.engine.interrupt_at = 0
