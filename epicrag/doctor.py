@@ -83,7 +83,7 @@ def repair(pipeline: Pipeline, found: Sequence[Check]) -> list[str]:
     wanted = {check.repair for check in found if check.state != "ok"}
     done: list[str] = []
     if wanted & {"vectors", "words"}:
-        made = rebuild(pipeline)
+        made = rebuild(pipeline, words="words" in wanted)
         done.append(
             f"made the fast copies again: {made.vectors:,} vectors of {made.chunks:,} chunks"
         )
