@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from epicrag.connectors.draft import Draft
+from epicrag.connectors.json_scan import essence
 from epicrag.connectors.records import Field, Records
 from epicrag.connectors.xml_text import Read, children, local, plain, words, write_words
 
@@ -24,6 +25,8 @@ _SENTENCE = re.compile(r"[^\W\d_]{2,}\s+\S*[^\W\d_]{2,}")
 _NO_TEXT = frozenset(
     {"style", "class", "href", "src", "type", "schemaLocation", "base", "d", "points"}
 )
+_NUMBERS = re.compile(r"[\d\s.,;eE+-]+")
+_LONG_NUMBERS = 200
 _MAX_RECORD_CHARS = 4_000
 _MAX_PARAGRAPH_CHARS = 4_000
 _MAX_TITLE_CHARS = 200
@@ -45,7 +48,6 @@ class _Writer:
         self._records = Records(draft)
         self._fields: list[Field] = []
         self._repeated: dict[Any, frozenset[str]] = {}
-        self._in_order = 1
 
     def run(self, root: Any) -> None:
         import lxml.etree
@@ -58,9 +60,10 @@ class _Writer:
                 if self._take(node, depth, node is root):
                     walk.skip_subtree()
             elif event == "end":
-                depth -= 1
                 if node is not root and children(node):
                     self._flush()
+                    self._draft.enter(depth, "")  # its headings end with it
+                depth -= 1
             if event != "start" and node is not root and node.tail and node.tail.strip():
                 self._flush()
                 self._paragraph([Field("", " ".join(node.tail.split()), node.sourceline)])
@@ -74,8 +77,7 @@ class _Writer:
             return True
         if not is_root and self._is_record(node):
             self._flush()
-            self._records.write(_fields(node), is_record=True)
-            self._draft.enter(1, "") if depth == 2 else None
+            self._records.write(_fields(node), level=depth)
             return True
         self._flush()
         self._fields += _attributes(node, "")
@@ -187,6 +189,8 @@ def _attributes(node: Any, path: str) -> list[Field]:
 def _shown(node: Any) -> str:
     """A leaf's text on one line, HTML within taken out."""
     text = "".join(piece for piece in (node.text, *(child.tail for child in node)) if piece)
+    if len(text) > _LONG_NUMBERS and _NUMBERS.fullmatch(text):
+        return essence(f"[{text}]")  # the outline of a place on a map
     return " ".join(plain(text).split())
 
 
