@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import islice
 from typing import Any
 
 from epicrag.connectors.draft import Draft
@@ -29,6 +30,7 @@ _NUMBERS = re.compile(r"[\d\s.,;eE+-]+")
 _LONG_NUMBERS = 200
 _MAX_RECORD_CHARS = 4_000
 _MAX_PARAGRAPH_CHARS = 4_000
+_BESIDE = 200
 _MAX_TITLE_CHARS = 200
 
 
@@ -48,6 +50,7 @@ class _Writer:
         self._records = Records(draft)
         self._fields: list[Field] = []
         self._repeated: dict[Any, frozenset[str]] = {}
+        self._sections: dict[Any, bool] = {}
 
     def run(self, root: Any) -> None:
         import lxml.etree
@@ -115,12 +118,16 @@ class _Writer:
 
     def _is_heading(self, node: Any) -> bool:
         """Does a title stand above paragraphs or parts, not among the fields of a record?"""
-        beside = children(node.getparent()) if node.getparent() is not None else []
-        return any(
-            children(other) or local(other) in _PARAGRAPHS - _HEADINGS
-            for other in beside[:50]
-            if other is not node
-        )
+        parent = node.getparent()
+        if parent is None:
+            return False
+        if parent not in self._sections:
+            self._sections[parent] = any(
+                next(iter(child), None) is not None or local(child) in _PARAGRAPHS - _HEADINGS
+                for child in islice(parent, _BESIDE)
+                if isinstance(child.tag, str)
+            )
+        return self._sections[parent]
 
     def _is_record(self, node: Any) -> bool:
         """Is it one of several alike, short, and made of values rather than of text?"""
@@ -209,8 +216,8 @@ def _has_own_text(node: Any) -> bool:
 
 def _is_short(node: Any, most: int = _MAX_PARAGRAPH_CHARS) -> bool:
     n_chars = 0
-    for text in node.itertext():
-        n_chars += len(text)
-        if n_chars > most:
+    for count, inner in enumerate(node.iter()):
+        n_chars += len(inner.text or "") + len(inner.tail or "")
+        if n_chars > most or count > most:
             return False
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,16 @@ def test_bomb_is_reported_as_one(tmp_path: Path):
     assert isinstance(report, Unread)
     assert report.status == "failed"
     assert "XML bomb" in report.reason
+
+
+@pytest.mark.parametrize(
+    "inside",
+    ["<title>a</title>", "<a/>", "<a>x</a>y", "<p><title>b</title></p>", "<c><d>x</d></c>"],
+)
+def test_many_elements_beside_each_other_take_no_time(inside: str):
+    began = time.monotonic()
+    parse(f"<r><q>{inside * 20_000}</q></r>")
+    assert time.monotonic() - began < 30
 
 
 def test_text_between_elements_of_a_long_one_is_kept():
