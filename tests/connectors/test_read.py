@@ -41,6 +41,7 @@ def test_path_digest_and_encoding_are_the_files_own(tmp_path: Path, read_bytes: 
         ("a.PNG", "image"),
         ("a.png", "image"),
         ("a.weird", ".weird"),
+        ("package-lock.json", "lock file"),
         ("noextension", "without an extension"),
     ],
 )
