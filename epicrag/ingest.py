@@ -449,17 +449,15 @@ class _Run:
 
     def _pending(self) -> dict[int, int]:
         """Return row: tokens of the chunks that lack their KV."""
-        return {
-            row: chunk.n_tokens
-            for row, chunk in self.tools.catalog.all_chunks()
-            if (self.only is None or row in self.only) and not self._has_kv(row)
-        }
-
-    def _has_kv(self, row: int) -> bool:
-        key = self.tools.catalog.kv_key(row)
         # Under a disk budget the store may have evicted it: computed again when it is asked for.
         is_bounded = self.tools.config.kv_disk is not None and self.only is None
-        return key is not None and (is_bounded or self.tools.kv_store.contains(key))
+        contains = self.tools.kv_store.contains
+        return {
+            row: tokens
+            for row, tokens, key in self.tools.catalog.chunk_keys()
+            if (self.only is None or row in self.only)
+            and not (key is not None and (is_bounded or contains(key)))
+        }
 
     def _that_fits(self, engine: Engine, pending: dict[int, int]) -> dict[int, int]:
         """Return the chunks, in reading order, whose KV the disk has room for; say what is left out."""
@@ -578,17 +576,17 @@ def _batches(
     catalog: Catalog, pending: Container[int]
 ) -> Iterator[tuple[tuple[int, ...], tuple[Piece, ...]]]:
     """Yield the rows and pieces of pending chunks, in reading order, few enough to hold in memory."""
-    found = (item for item in _pieces(catalog) if item[0] in pending)
+    found = (item for item in _pieces(catalog, pending) if item[0] in pending)
     while batch := list(islice(found, KV_BATCH)):
         yield tuple(row for row, _ in batch), tuple(piece for _, piece in batch)
 
 
-def _pieces(catalog: Catalog) -> Iterator[tuple[int, Piece]]:
-    """Yield each chunk's row, and its text with the text before it in its document."""
+def _pieces(catalog: Catalog, having: Container[int]) -> Iterator[tuple[int, Piece]]:
+    """Yield each chunk's row, and its text with the text before it, of documents with one of these."""
     from epicrag.serving.prompt import Piece
 
     previous: Chunk | None = None
-    for row, chunk in catalog.all_chunks():
+    for row, chunk in catalog.all_chunks(having):
         is_next = previous is not None and previous.document == chunk.document
         yield row, Piece(chunk.model_text, previous.model_text if previous and is_next else None)
         previous = chunk

@@ -34,14 +34,16 @@ from epicrag.ingest import (
 )
 from epicrag.quiet import hush
 from epicrag.sources import is_address, limits_of
-from epicrag.types import Answer, Hit
+from epicrag.types import Answer, Found, Hit, Relevance
 
 if TYPE_CHECKING:
     from epicrag.connectors.found import Source
     from epicrag.connectors.split import TokenCounter
     from epicrag.index.catalog import Catalog
     from epicrag.index.embed import Embedder
+    from epicrag.index.filters import Filter
     from epicrag.index.kvstore import KVStore
+    from epicrag.index.retrieve import Reranker
     from epicrag.index.vectors import VectorIndex
     from epicrag.serving.engine import Engine
     from epicrag.serving.policies import Policy
@@ -183,12 +185,22 @@ class Pipeline:
         if self._given_embedder is not None:
             return self._given_embedder
         from epicrag.index.embed import SentenceEmbedder
+        from epicrag.index.prompts import prompts_of
 
+        name, path = self.config.embed_model, self._model_path(self.config.embed_model)
         return SentenceEmbedder(
-            self._model_path(self.config.embed_model),
-            self.config.embed_model,
-            device=self.config.device,
+            path, name, prompts=prompts_of(name, path), device=self.config.device
         )
+
+    @cached_property
+    def reranker(self) -> Reranker | None:
+        """Reads question and passage together; None unless one is configured."""
+        if self.config.rerank_model is None:
+            return None
+        from epicrag.index.rerank import CrossReranker
+
+        name = self.config.rerank_model
+        return CrossReranker(self._model_path(name), name, device=self.config.device)
 
     @cached_property
     def engine(self) -> Engine:
@@ -293,7 +305,7 @@ class Pipeline:
         from epicrag.sources import sources_of
 
         given = [paths] if isinstance(paths, str | Path) else paths
-        if not self._exists():
+        if not self.exists:
             _refuse_missing(given)
         manner = Manner(kv=kv, dry_run=dry_run, yes=yes, wait=wait)
         with self._writable(dry_run) as tools:
@@ -396,7 +408,7 @@ class Pipeline:
     @contextmanager
     def _writable(self, dry_run: bool) -> Iterator[Pipeline]:
         """A dry run over no index is planned against an empty one, of which nothing stays."""
-        if dry_run and "catalog" not in self.__dict__ and not self._exists():
+        if dry_run and "catalog" not in self.__dict__ and not self.exists:
             with TemporaryDirectory() as folder:
                 config = replace(self.config, index=Path(folder))
                 with Pipeline(config, create=True) as empty:
@@ -404,22 +416,45 @@ class Pipeline:
             return
         yield self
 
-    def _exists(self) -> bool:
+    @property
+    def exists(self) -> bool:
+        """Whether there is an index, be it an empty one."""
         from epicrag.index.catalog import FILE_NAME
 
         return (self.config.index / FILE_NAME).exists()
 
-    def search(self, query: str, *, k: int | None = None) -> list[Hit]:
-        """Return the `k` passages nearest to a query, best first, each text once.
+    def search(
+        self, query: str, *, k: int | None = None, filter: str | Filter | None = None
+    ) -> list[Hit]:
+        """Return the `k` best passages for a query, best first, each text once; see `find`."""
+        return list(self.find(query, k=k, filter=filter).hits)
 
+    def find(
+        self, query: str, *, k: int | None = None, filter: str | Filter | None = None
+    ) -> Found:
+        """Return the `k` best passages for a query, and whether they speak of it.
+
+        `filter` says which passages may be found: `year>=2020 and path~"manual/*"`.
         IndexEmptyError: nothing is in the index. MismatchError: made with another embedder.
+        UsageError: the filter cannot be read, or names a field that no document has.
         """
         query = _readable(query, "query")
         self.refuse_empty()
-        from epicrag.index.retrieve import check_embedder, search
+        from epicrag.index.filters import parse_filter
+        from epicrag.index.retrieve import Request, check_embedder, find
 
+        config = self.config
+        request = Request(
+            query,
+            k=k or config.top_k,
+            mode=config.search_mode,
+            weights=config.hybrid_weights,
+            filter=parse_filter(filter) if isinstance(filter, str) else filter,
+            reranker=self.reranker,
+            min_score=config.min_score,
+        )
         check_embedder(self.catalog, self.embedder)
-        return search(self.catalog, self.vectors, self.embedder, query, k=k or self.config.top_k)
+        return find(self.catalog, self.vectors, self.embedder, request)
 
     def ask(
         self,
@@ -431,6 +466,7 @@ class Pipeline:
         strict: bool = False,
         shuffle_seed: int | None = None,
         chunks: Sequence[Hit] | None = None,
+        filter: str | Filter | None = None,
     ) -> Answer:
         """Answer a question from the documents; see `stream`."""
         stream = self.stream(
@@ -441,6 +477,7 @@ class Pipeline:
             strict=strict,
             shuffle_seed=shuffle_seed,
             chunks=chunks,
+            filter=filter,
         )
         return stream.finish()
 
@@ -454,11 +491,13 @@ class Pipeline:
         strict: bool = False,
         shuffle_seed: int | None = None,
         chunks: Sequence[Hit] | None = None,
+        filter: str | Filter | None = None,
     ) -> AnswerStream:
         """Retrieve now, and answer while the result is iterated.
 
         `chunks` are taken in place of retrieval, in their order. `shuffle_seed` puts the passages in a
-        random order. Nothing relevant: `answered` is False, or AbstainedError under `strict`.
+        random order. `filter` is that of `find`. Nothing relevant: `answered` is False, or AbstainedError
+        under `strict`.
         """
         question = _readable(question, "question")
         policy = self._policy(policy)
@@ -466,12 +505,11 @@ class Pipeline:
             self._model_path(
                 self.config.model
             )  # a model that is not there is said before the search
-        hits, spent_ms = self._hits(question, k, chunks)
-        is_relevant = chunks is not None or (hits and hits[0].score >= self.config.min_score)
+        hits, relevance, spent_ms = self._hits(question, k, chunks, filter)
         if shuffle_seed is not None:
             random.Random(shuffle_seed).shuffle(hits)
-        ask = Ask(question, tuple(hits), self.config.model, spent_ms, strict)
-        if not is_relevant or not hits:
+        ask = Ask(question, tuple(hits), self.config.model, spent_ms, strict, relevance)
+        if not hits or (relevance and not relevance.is_relevant):
             return AnswerStream(ask, None)
         prompt = self.prompt(question, hits)
         sampling = sampling or self.sampling()
@@ -527,19 +565,23 @@ class Pipeline:
                 catalog.set_kv([(row, key) for row, key in keys if self.kv_store.contains(key)])
 
     def _hits(
-        self, question: str, k: int | None, chunks: Sequence[Hit] | None
-    ) -> tuple[list[Hit], float]:
-        """Return the passages, each text once, and the milliseconds that finding them took."""
+        self,
+        question: str,
+        k: int | None,
+        chunks: Sequence[Hit] | None,
+        filter: str | Filter | None,
+    ) -> tuple[list[Hit], Relevance | None, float]:
+        """Return the passages, each text once, what speaks for them, and the milliseconds it took."""
         if chunks is not None:
             once: dict[str, Hit] = {}
             for hit in chunks:
                 once.setdefault(hit.chunk.id, hit)
-            return list(once.values()), 0.0
+            return list(once.values()), None, 0.0
         self.refuse_empty()
-        _ = self.embedder, self.vectors  # loading them is no part of the question
+        _ = self.embedder, self.vectors, self.reranker  # loading them is no part of the question
         began = time.perf_counter()
-        hits = self.search(question, k=k)
-        return hits, (time.perf_counter() - began) * 1000
+        found = self.find(question, k=k, filter=filter)
+        return list(found.hits), found.relevance, (time.perf_counter() - began) * 1000
 
     def prompt(self, question: str, hits: Sequence[Hit]) -> Prompt:
         """What the engine is asked when these passages, in this order, are to answer a question."""

@@ -16,8 +16,9 @@ from epicrag.errors import MismatchError
 from epicrag.index.duplicates import gathered
 from epicrag.index.fuse import Ranking, fuse
 from epicrag.index.nearest import cosines, nearest
+from epicrag.index.relevance import by_score, judged
 from epicrag.index.words import query_words
-from epicrag.types import Chunk, Hit, Stage
+from epicrag.types import Chunk, Found, Hit, Stage
 
 if TYPE_CHECKING:
     from epicrag.index.catalog import Catalog
@@ -56,6 +57,8 @@ class Request:
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
     filter: Filter | None = None
     reranker: Reranker | None = None
+    min_score: float | None = None
+    """The cosine that the best passage must have to count as relevant; None: judged by more than that."""
 
     @property
     def effective_weights(self) -> dict[str, float]:
@@ -65,16 +68,26 @@ class Request:
         return {name: float(name == self.mode) for name in WEIGHTS}
 
 
-def search(
-    catalog: Catalog,
-    vectors: VectorIndex,
-    embedder: Embedder,
-    request: Request,
-) -> list[Hit]:
-    """Return the k best passages, best first; of passages with one text, the best one.
+def find(catalog: Catalog, vectors: VectorIndex, embedder: Embedder, request: Request) -> Found:
+    """Return the k best passages, best first, each text once, and whether they speak of the question.
 
-    All hits come from one state of the catalog, whoever writes meanwhile.
+    All come from one state of the catalog, whoever writes meanwhile.
     """
+    vector = embedder.query(request.query)
+    with catalog.snapshot():
+        vectors.refresh(save=False)
+        hits = _Search(catalog, vectors, vector, request).hits()
+        if request.min_score is not None:
+            relevance = by_score(hits, request.min_score)
+        else:
+            relevance = judged(catalog, vectors, embedder, request.query, hits)
+    return Found(tuple(hits), relevance)
+
+
+def search(
+    catalog: Catalog, vectors: VectorIndex, embedder: Embedder, request: Request
+) -> list[Hit]:
+    """Return the hits of `find` alone, and do not judge them."""
     vector = embedder.query(request.query)
     with catalog.snapshot():
         vectors.refresh(save=False)

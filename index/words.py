@@ -19,126 +19,7 @@ _GLUE = "·"  # no token separator to FTS5, and in no word
 _POSSESSIVE = frozenset({"s", "t", "re", "ve", "ll", "d", "m"})
 
 STOP_WORDS = frozenset(
-    [
-        "a",
-        "about",
-        "above",
-        "after",
-        "again",
-        "against",
-        "all",
-        "am",
-        "an",
-        "and",
-        "any",
-        "are",
-        "as",
-        "at",
-        "be",
-        "because",
-        "been",
-        "before",
-        "being",
-        "below",
-        "between",
-        "both",
-        "but",
-        "by",
-        "can",
-        "could",
-        "did",
-        "do",
-        "does",
-        "doing",
-        "down",
-        "during",
-        "each",
-        "few",
-        "for",
-        "from",
-        "further",
-        "had",
-        "has",
-        "have",
-        "having",
-        "he",
-        "her",
-        "here",
-        "hers",
-        "him",
-        "his",
-        "how",
-        "i",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "itself",
-        "just",
-        "me",
-        "more",
-        "most",
-        "my",
-        "no",
-        "nor",
-        "not",
-        "of",
-        "off",
-        "on",
-        "once",
-        "only",
-        "or",
-        "other",
-        "our",
-        "ours",
-        "out",
-        "over",
-        "own",
-        "same",
-        "she",
-        "should",
-        "so",
-        "some",
-        "such",
-        "than",
-        "that",
-        "the",
-        "their",
-        "theirs",
-        "them",
-        "then",
-        "there",
-        "these",
-        "they",
-        "this",
-        "those",
-        "through",
-        "to",
-        "too",
-        "under",
-        "until",
-        "up",
-        "very",
-        "was",
-        "we",
-        "were",
-        "what",
-        "when",
-        "where",
-        "which",
-        "while",
-        "who",
-        "whom",
-        "why",
-        "will",
-        "with",
-        "would",
-        "you",
-        "your",
-        "yours",
-    ]
+    ["a", "about", "above", "after", "again", "against", "all", "am", "an", "and", "any", "are", "as", "at", "be", "because", "been", "before", "being", "below", "between", "both", "but", "by", "can", "could", "did", "do", "does", "doing", "down", "during", "each", "few", "for", "from", "further", "had", "has", "have", "having", "he", "her", "here", "hers", "him", "his", "how", "i", "if", "in", "into", "is", "it", "its", "itself", "just", "me", "more", "most", "my", "no", "nor", "not", "of", "off", "on", "once", "only", "or", "other", "our", "ours", "out", "over", "own", "same", "she", "should", "so", "some", "such", "than", "that", "the", "their", "theirs", "them", "then", "there", "these", "they", "this", "those", "through", "to", "too", "under", "until", "up", "very", "was", "we", "were", "what", "when", "where", "which", "while", "who", "whom", "why", "will", "with", "would", "you", "your", "yours"]
 )
 """English words that say nothing of a subject. In other languages the index itself shows which are common."""
 
@@ -150,6 +31,8 @@ _PARTS = (
     rf"(?P<unspaced>(?:{_UNSPACED}\p{{M}}*)+)|(?P<word>(?:(?!{_UNSPACED})[\p{{L}}\p{{N}}\p{{M}}])+)"
 )
 _CAMEL = r"\p{Lu}+(?=\p{Lu}\p{Ll})|\p{Lu}?[\p{Ll}\p{Lo}\p{M}]+|\p{Lu}+|\p{N}+"
+
+_THOUSANDS = r"(?<=\d),(?=\d{3}(?!\d))"  # 1,000 is 1000
 
 # Marks that are left out in writing as often as not: accents, Hebrew points, Arabic vowels; and what is
 # never seen: soft hyphens, joiners, the Arabic stretcher.
@@ -178,7 +61,7 @@ def joined(text: str | None) -> str:
 
 
 def _words(text: str, *, is_query: bool) -> Iterator[str]:
-    text = unicodedata.normalize("NFKC", text)
+    text = _pattern(_THOUSANDS).sub("", unicodedata.normalize("NFKC", text))
     for found in _pattern(_NAME).finditer(text):
         name = found.group()
         if name.isascii() and name.isalpha() and (name.islower() or name.istitle()):
@@ -188,7 +71,7 @@ def _words(text: str, *, is_query: bool) -> Iterator[str]:
 
 
 def _plain(word: str) -> Iterator[str]:
-    if word not in STOP_WORDS:
+    if word and word not in STOP_WORDS:
         yield _stem(word[:LONGEST])
 
 
@@ -238,7 +121,7 @@ def _characters(run: str, is_query: bool) -> Iterator[str]:
 
 
 def _whole(name: str, pieces: list[str]) -> str:
-    """Join the pieces: 1.2.3 and 2020-01-02 keep their joints, or 1.2 would be 12; 1,000 does not."""
+    """Join the pieces: 1.2.3 and 2020-01-02 keep their joints, or 1.2 would be 12."""
     whole = pieces[0].lstrip("vV") if pieces[0][1:].isdigit() else pieces[0]
     at = name.find(pieces[0]) + len(pieces[0])
     for before, piece in itertools.pairwise(pieces):
