@@ -387,7 +387,7 @@ class Pipeline:
         for path in paths:
             if is_address(path):
                 raise UsageError(f"{path} cannot be watched", "--watch follows files and folders")
-        if not self._exists():
+        if not self.exists:
             _refuse_missing(paths)
         watch = Watch(
             self.ingest_from,
