@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from epicrag.serving.policies import Policy
     from epicrag.serving.prompt import Piece, Prompt
     from epicrag.serving.sample import Sampling
+    from epicrag.uses import Uses
 
 __all__ = [
     "AnswerStream",
@@ -82,6 +83,13 @@ class Status:
     kv_other_entries: int
     """Of `kv_entries`: those of no chunk as ingest compiles it. The next ingest, of whatever, drops them."""
     kv_other_bytes: int
+    kv_dtype: str | None
+    """What KV is kept in: "float16", "bfloat16", "int8"; None while no model has been loaded."""
+    kv_budget: int | None
+    """Bytes that KV may take on disk, as configured; None: all there is."""
+    retrievals: int
+    """Passages that were retrieved so far, and of these, those whose KV was there then."""
+    retrievals_with_kv: int
     model: str | None
     model_fingerprint: str | None
     dtype: str | None
@@ -178,7 +186,14 @@ class Pipeline:
         from epicrag.index.kvstore import KVStore
 
         folder = self._kv_folder or self.config.index / "kv"
-        return KVStore(folder, budget_bytes=self.config.kv_disk)
+        budget = self.config.kv_disk
+        return KVStore(folder, budget_bytes=budget, value_of=self.uses.worth if budget else None)
+
+    @cached_property
+    def uses(self) -> Uses:
+        from epicrag.uses import Uses
+
+        return Uses(lambda: self.catalog, lambda: frozenset(own_keys(self.catalog)))
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -220,6 +235,7 @@ class Pipeline:
             kv_memory_bytes=self.config.kv_memory,
             host_kv_memory_bytes=self.config.host_kv_memory,
             gpu_memory_utilization=self.config.gpu_memory_utilization,
+            kv_dtype=None if self.config.kv_dtype == "auto" else self.config.kv_dtype,
             cache_folder=self.config.home / "cache",
         )
 
@@ -261,7 +277,14 @@ class Pipeline:
         config = self.config
         if self._given_engine is not None:
             return self._given_engine.profile
-        settings = config.device, config.dtype, config.quantize, self._compile_mode
+        settings: tuple[object, ...] = (
+            config.device,
+            config.dtype,
+            config.quantize,
+            self._compile_mode,
+        )
+        if config.kv_dtype != "auto":
+            settings = (*settings, f"kv {config.kv_dtype}")
         return self._identity(config.model, *settings)
 
     def model_fingerprint(self) -> str | None:
@@ -454,7 +477,14 @@ class Pipeline:
             min_score=config.min_score,
         )
         check_embedder(self.catalog, self.embedder)
-        return find(self.catalog, self.vectors, self.embedder, request)
+        found = find(self.catalog, self.vectors, self.embedder, request)
+        self._count(found.hits)
+        return found
+
+    def _count(self, hits: Sequence[Hit]) -> None:
+        """Count what was retrieved; with a KV folder of its own the index stays as it is."""
+        if self._kv_folder is None:
+            self.uses.note(hits, self.kv_store)
 
     def ask(
         self,
@@ -514,6 +544,7 @@ class Pipeline:
         prompt = self.prompt(question, hits)
         sampling = sampling or self.sampling()
         lacking = self.foretell_kv(prompt, policy, sampling.max_tokens)
+        self._expect_kv(policy, prompt, hits, lacking)
         generation = self.engine.generate(prompt, policy=policy, sampling=sampling)
 
         def on_end() -> list[str]:
@@ -530,6 +561,20 @@ class Pipeline:
                 f"computing the KV of {_passages(len(lacking))} first ({sum(lacking.values()):,} tokens)"
             )
         return lacking
+
+    def _expect_kv(
+        self, policy: Policy, prompt: Prompt, hits: Sequence[Hit], lacking: Iterable[int]
+    ) -> None:
+        """Say what KV is worth that is about to be computed: it must not push out what is used more."""
+        if self.config.kv_disk is None or policy.compile_mode:
+            return
+        counts = self.catalog.uses_of([hits[index].chunk.id for index in lacking])
+        self.uses.expect(
+            {
+                self.engine.key_of(prompt.pieces[index]): counts.get(hits[index].chunk.id, 0)
+                for index in lacking
+            }
+        )
 
     def _kept(self, policy: Policy, pieces: Sequence[Piece]) -> list[str]:
         """What to tell of KV that was computed for an answer: that it is on disk now, and until when."""
@@ -612,6 +657,7 @@ class Pipeline:
         """Describe the index from what ingest left in it; no model is loaded."""
         setting, counts = self.catalog.setting, self.catalog.counts()
         sizes, wanted = self.kv_store.sizes(), self.catalog.kv_keys()
+        retrievals, with_kv = self.catalog.retrievals()
         other = sizes.keys() - wanted - own_keys(self.catalog)
         embedder: dict[str, str] = json.loads(setting("embedder") or "{}")
         return Status(
@@ -625,9 +671,13 @@ class Pipeline:
             kv_entries=len(sizes),
             kv_bytes=sum(sizes.values()),
             kv_bytes_per_token=int(setting("kv_bytes_per_token") or 0) or None,
-            chunks_with_kv=len(sizes.keys() & wanted),
+            chunks_with_kv=sum(key in sizes for _, _, key in self.catalog.kv_rows()),
             kv_other_entries=len(other),
             kv_other_bytes=sum(sizes[key] for key in other),
+            kv_dtype=setting("kv_dtype"),
+            kv_budget=self.config.kv_disk,
+            retrievals=retrievals,
+            retrievals_with_kv=with_kv,
             model=setting("model_name"),
             model_fingerprint=setting("model_fingerprint"),
             dtype=setting("model_dtype"),

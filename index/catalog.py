@@ -478,11 +478,49 @@ class Catalog:
     def kv_keys(self) -> set[str]:
         return {key for (key,) in self._rows("SELECT DISTINCT key FROM kv")}
 
+    # --- uses ---
+
     def uses(self) -> dict[int, int]:
-        """Return how often each chunk row was retrieved; empty in an index that does not count it."""
-        if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'uses'"):
-            return {}
-        return dict(self._rows("SELECT chunk_row, count FROM uses"))
+        """Return how often each chunk was retrieved, by row; those that never were are left out."""
+        return dict(
+            self._rows("SELECT chunks.row, count FROM uses JOIN chunks ON chunks.id = chunk_id")
+        )
+
+    def uses_of(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return how often texts were retrieved, by chunk id; those that never were are left out."""
+        found = (self._rows("SELECT chunk_id, count FROM uses WHERE chunk_id = ?", i) for i in ids)
+        return {chunk_id: count for rows in found for chunk_id, count in rows}
+
+    def retrievals(self) -> tuple[int, int]:
+        """Return how many passages were retrieved so far, and how many of them had their KV then."""
+        columns = "coalesce(sum(count), 0), coalesce(sum(with_kv), 0)"
+        ((count, with_kv),) = self._rows(f"SELECT {columns} FROM uses")
+        return count, with_kv
+
+    def kv_worth(self) -> dict[str, int]:
+        """Return for every noted KV key how often its chunk was retrieved."""
+        return dict(
+            self._rows(
+                "SELECT key, max(coalesce(count, 0)) FROM kv JOIN chunks ON chunks.row = chunk_row"
+                " LEFT JOIN uses ON chunk_id = chunks.id GROUP BY key"
+            )
+        )
+
+    def note_uses(self, counts: Mapping[tuple[str, bool], int], now: str) -> None:
+        """Add retrievals, by chunk id and whether KV was there. The generation stays as it is.
+
+        LockedError at once, and nothing is counted, while another process writes.
+        """
+        rows = [(chunk_id, n, n * had_kv, now) for (chunk_id, had_kv), n in counts.items()]
+        if not rows:
+            return
+        with self._database.writing(wait=False) as connection:
+            connection.executemany(
+                "INSERT INTO uses VALUES (?, ?, ?, ?) ON CONFLICT (chunk_id) DO UPDATE SET"
+                " count = count + excluded.count, with_kv = with_kv + excluded.with_kv,"
+                " last = excluded.last",
+                rows,
+            )
 
     # --- reading ---
 

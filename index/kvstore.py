@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -64,8 +64,9 @@ class KVStore:
     Every `get` checks all bytes: KV that is not exactly what was put is `Missing`. Files appear and
     go whole (rename, unlink), so any number of processes may read and write at once; KV that one of
     them evicts stays valid for whoever holds it. When `budget_bytes` is exceeded, the files of least
-    value go first, and of equal value the least recently used; pinned ones and the one just put never,
-    so those may exceed it. `value_of` says what a key is worth; without it all are worth the same.
+    value go first, and of equal value the least recently used. Pinned ones never go, so those may exceed
+    it; nor does the one just put, unless all others are worth more. `value_of` says what a key is worth; without
+    it all are worth the same.
     """
 
     def __init__(
@@ -119,22 +120,31 @@ class KVStore:
         """Where the KV of `key` lies, or would."""
         return self._path(key)
 
-    def put(self, key: str, keys: Tensor, values: Tensor, meta: Mapping[str, str]) -> int:
+    def put(
+        self,
+        key: str,
+        keys: Tensor,
+        values: Tensor,
+        meta: Mapping[str, str],
+        scales: tuple[Tensor, Tensor] | None = None,
+    ) -> int:
         """Store a pair, (L, G, T, Dk) and (L, G, T, Dv), and return the bytes it takes on disk.
 
-        Putting the same again writes nothing. A failure leaves what was there; a full disk raises
-        DeviceError, any other refusal of the system EpicragError.
+        A pair in 8 bits comes with the scales of its rows, (L, G, T) float16 each. Putting the same again writes
+        nothing. A failure leaves what was there; a full disk raises DeviceError, any other refusal of the system
+        EpicragError.
         """
-        kvfile.check(keys, values, meta)
+        kvfile.check(keys, values, meta, scales)
         path = self._path(key)
-        keys, values = (tensor.detach().cpu().contiguous() for tensor in (keys, values))
-        head = kvfile.header(key, keys, values, meta)
-        size = len(head) + keys.nbytes + values.nbytes
+        given = (keys, values, *(scales or ()))
+        tensors = [tensor.detach().cpu().contiguous() for tensor in given]
+        head = kvfile.header(key, tensors, meta)
+        size: int = len(head) + sum(tensor.nbytes for tensor in tensors)
         if kvfile.begins_with(path, head, size):
             _touch(path)
             return size
         try:
-            self._write(path, head, keys, values)
+            self._write(path, head, tensors)
         except OSError as error:
             raise _refused(error, path) from error
         self._keep_budget(size, key)
@@ -181,12 +191,12 @@ class KVStore:
             raise ValueError(f"a KV key is 64 lower-case hex characters, not {key!r}")
         return self.root / key[:2] / (key + _SUFFIX)
 
-    def _write(self, path: Path, head: bytes, keys: Tensor, values: Tensor) -> None:
+    def _write(self, path: Path, head: bytes, tensors: Sequence[Tensor]) -> None:
         """Write under a temporary name and rename."""
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.stem}.{secrets.token_hex(8)}{_TEMPORARY}")
         try:
-            kvfile.write(temporary, head, keys, values)
+            kvfile.write(temporary, head, tensors)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -251,7 +261,8 @@ class KVStore:
             key = candidate.key
             if key not in self._sizes:
                 continue  # removed meanwhile, or twice in the queue
-            if key == newest or key in self._pins:
+            is_spared = key == newest and self.value_of is None
+            if is_spared or key in self._pins:
                 spared.append(candidate)
                 continue
             current = self._current(candidate)
