@@ -252,11 +252,13 @@ def test_a_reader_is_loaded_by_name_with_its_arguments(bench):
     arguments = {"input_dir": str(bench.docs)}
     reader = "llama_index.core:SimpleDirectoryReader"
     with bench.open() as pipeline:
-        result = pipeline.ingest_reader(reader, arguments, Manner())
+        result = pipeline.ingest_reader(reader, arguments, "docs", Manner())
     assert result.counts == {"added": 1}
     assert "some words" in bench.found("some words")
     with bench.open() as pipeline:
-        assert pipeline.ingest_reader(reader, arguments, Manner()).counts == {"unchanged": 1}
+        assert pipeline.ingest_reader(reader, arguments, "docs", Manner()).counts == {
+            "unchanged": 1
+        }
 
 
 @pytest.mark.parametrize(
@@ -272,7 +274,7 @@ def test_a_reader_is_loaded_by_name_with_its_arguments(bench):
 )
 def test_a_reader_that_cannot_be_is_said(bench, reader, arguments):
     with bench.open() as pipeline, pytest.raises(UsageError, match="reader"):
-        pipeline.ingest_reader(reader, arguments, Manner())
+        pipeline.ingest_reader(reader, arguments, "docs", Manner())
 
 
 # --- standard input ---
