@@ -478,6 +478,7 @@ class Pipeline:
         )
         check_embedder(self.catalog, self.embedder)
         found = find(self.catalog, self.vectors, self.embedder, request)
+        check_embedder(self.catalog, self.embedder)  # a rebuild may have switched in between
         self._count(found.hits)
         return found
 
