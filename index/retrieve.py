@@ -16,7 +16,7 @@ from epicrag.errors import MismatchError
 from epicrag.index.duplicates import gathered
 from epicrag.index.fuse import Ranking, fuse
 from epicrag.index.nearest import cosines, nearest
-from epicrag.index.relevance import by_score, judged
+from epicrag.index.relevance import JUDGED, USUAL, background_of, by_score, judged
 from epicrag.index.words import query_words
 from epicrag.types import Chunk, Found, Hit, Stage
 
@@ -68,20 +68,24 @@ class Request:
         return {name: float(name == self.mode) for name in WEIGHTS}
 
 
-def find(catalog: Catalog, vectors: VectorIndex, embedder: Embedder, request: Request) -> Found:
+def find(
+    catalog: Catalog, vectors: VectorIndex, embedder: Embedder, request: Request
+) -> Found:
     """Return the k best passages, best first, each text once, and whether they speak of the question.
 
     All come from one state of the catalog, whoever writes meanwhile.
     """
     vector = embedder.query(request.query)
+    is_fixed = request.min_score is not None
+    background = USUAL if is_fixed else background_of(catalog, vectors, embedder)
     with catalog.snapshot():
         vectors.refresh(save=False)
-        hits = _Search(catalog, vectors, vector, request).hits()
+        hits = _Search(catalog, vectors, vector, request).hits(max(request.k, JUDGED))
         if request.min_score is not None:
-            relevance = by_score(hits, request.min_score)
+            relevance = by_score(hits[: request.k], request.min_score)
         else:
-            relevance = judged(catalog, vectors, embedder, request.query, hits)
-    return Found(tuple(hits), relevance)
+            relevance = judged(catalog, request.query, hits, background)
+    return Found(tuple(hits[: max(request.k, 0)]), relevance)
 
 
 def search(
@@ -91,7 +95,7 @@ def search(
     vector = embedder.query(request.query)
     with catalog.snapshot():
         vectors.refresh(save=False)
-        return _Search(catalog, vectors, vector, request).hits()
+        return _Search(catalog, vectors, vector, request).hits(max(request.k, 0))
 
 
 def check_embedder(catalog: Catalog, embedder: Embedder) -> None:
@@ -143,8 +147,7 @@ class _Search:
         self.chunks: dict[int, Chunk] = {}
         self.scores: dict[int, float] = {}
 
-    def hits(self) -> list[Hit]:
-        k = max(self.request.k, 0)
+    def hits(self, k: int) -> list[Hit]:
         wanted = max(k, self.request.reranker.depth) if self.request.reranker and k else k
         depth = max(_DEPTH, _PER_HIT * wanted)
         while k:
