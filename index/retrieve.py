@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from epicrag.errors import MismatchError
 from epicrag.index.duplicates import gathered
-from epicrag.index.fuse import Ranking, fuse
+from epicrag.index.fuse import Ranking, fuse, shares
 from epicrag.index.nearest import cosines, nearest
 from epicrag.index.relevance import JUDGED, USUAL, background_of, by_score, judged
 from epicrag.index.words import query_words
@@ -68,9 +68,7 @@ class Request:
         return {name: float(name == self.mode) for name in WEIGHTS}
 
 
-def find(
-    catalog: Catalog, vectors: VectorIndex, embedder: Embedder, request: Request
-) -> Found:
+def find(catalog: Catalog, vectors: VectorIndex, embedder: Embedder, request: Request) -> Found:
     """Return the k best passages, best first, each text once, and whether they speak of the question.
 
     All come from one state of the catalog, whoever writes meanwhile.
@@ -167,7 +165,7 @@ class _Search:
 
     def _candidates(self, rankings: Mapping[str, Ranking]) -> Iterator[Hit]:
         """Yield the fused ranking as hits; each names the other documents with its very content."""
-        fused = fuse(rankings, self.weights)
+        fused = fuse(rankings, shares(rankings, self.weights))
         self.scores.update(rankings.get("dense", ()))
         lacking = [row for row, _ in fused if row not in self.scores]
         self.scores.update({**dict.fromkeys(lacking, 0.0), **self._cosines(lacking)})
