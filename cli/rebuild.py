@@ -37,6 +37,8 @@ def rebuild(
         out.object(asdict(done))
     else:
         _say(out, done, configured)
+        if embed_only and done.new is None:
+            out.note("nothing to embed: the vectors are of the embedder that is configured")
     if done.interrupted:
         out.note("interrupted: the index is as it was, and the next run goes on from here")
         return INTERRUPTED

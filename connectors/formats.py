@@ -31,6 +31,8 @@ FORMATS = (
     _format("subtitles", "srt vtt", "subtitles:parse_subtitles", "text"),
     _format("html", "html htm xhtml", "html:parse_html", "text"),
     _format("notebook", "ipynb", "notebook:parse_notebook", "text"),
+    _format("e-mail", "eml", "mail:parse_mail", "bytes"),
+    _format("mailbox", "mbox", "mailbox_file:parse_mailbox", "bytes"),
     _format("EPUB", "epub", "epub:parse_epub", "bytes"),
     _format("XML", "xml nxml jats rss atom opml kml gpx", "xml_text:parse_xml", "text"),
     _format("pdf", "pdf", "pdf:parse_pdf", "bytes"),

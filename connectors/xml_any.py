@@ -10,14 +10,16 @@ from epicrag.connectors.draft import Draft
 from epicrag.connectors.records import Field, Records
 from epicrag.connectors.xml_text import Read, children, local, plain, words, write_words
 
-_PARAGRAPHS = frozenset(
-    "p para paragraph simpara text l line li item entry note head heading title subtitle seg s span "
-    "caption summary body content description abstract quote".split()
-)
-_HEADINGS = frozenset({"title", "head", "heading"})
-_TELLING = frozenset(
-    "title name label alt description content value text summary caption subject author".split()
-)
+_PARAGRAPHS = {
+    "p", "para", "paragraph", "simpara", "text", "l", "line", "li", "item", "entry", "note", "head",
+    "heading", "title", "subtitle", "seg", "s", "span", "caption", "summary", "body", "content",
+    "description", "abstract", "quote",
+}  # fmt: skip
+_HEADINGS = {"title", "head", "heading"}
+_TELLING = {
+    "title", "name", "label", "alt", "description", "content", "value", "text", "summary",
+    "caption", "subject", "author",
+}  # fmt: skip
 _SENTENCE = re.compile(r"[^\W\d_]{2,}\s+\S*[^\W\d_]{2,}")
 _NO_TEXT = frozenset(
     {"style", "class", "href", "src", "type", "schemaLocation", "base", "d", "points"}
@@ -92,7 +94,7 @@ class _Writer:
     def _leaf(self, node: Any, depth: int) -> None:
         name = local(node)
         text = words(node)
-        self._fields += _attributes(node, "" if text else "")
+        self._fields += _attributes(node, "")
         if not text:
             return
         if name in _HEADINGS and self._is_heading(node) and len(text) <= _MAX_TITLE_CHARS:

@@ -30,6 +30,7 @@ DEFAULT_SYSTEM_PROMPT = (
 COMPILE_MODES = ("isolated", "sink", "prefix", "neighbour")
 """The words `compile` may be; a test holds them equal to the engine's own."""
 QUANTIZE = ("none", "int8")
+KV_DTYPES = ("auto", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SEARCH_MODES = ("hybrid", "dense", "words")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -62,6 +63,7 @@ class Config:
     host_kv_memory: int = 0
     gpu_memory_utilization: float = 0.9
     kv_disk: int | None = None
+    kv_dtype: str = "auto"
     max_file_mb: int = 100
     max_chars: int = 20_000_000
     max_pages: int = 5_000
@@ -373,6 +375,7 @@ KEYS: Mapping[str, Callable[[object, Path], object]] = MappingProxyType(
         "host_kv_memory": _bytes,
         "gpu_memory_utilization": _number(0.01, 1),
         "kv_disk": _bytes_or_unlimited,
+        "kv_dtype": _choice(KV_DTYPES),
         "max_file_mb": _integer(1),
         "max_chars": _integer(1),
         "max_pages": _integer(1),

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from epicrag.serving.policies import Policy
     from epicrag.serving.prompt import Piece, Prompt
     from epicrag.serving.sample import Sampling
+    from epicrag.uses import Uses
 
 __all__ = [
     "AnswerStream",
@@ -81,6 +83,13 @@ class Status:
     kv_other_entries: int
     """Of `kv_entries`: those of no chunk as ingest compiles it. The next ingest, of whatever, drops them."""
     kv_other_bytes: int
+    kv_dtype: str | None
+    """What KV is kept in: "float16", "bfloat16", "int8"; None while no model has been loaded."""
+    kv_budget: int | None
+    """Bytes that KV may take on disk, as configured; None: all there is."""
+    retrievals: int
+    """Passages that were retrieved so far, and of these, those whose KV was there then."""
+    retrievals_with_kv: int
     model: str | None
     model_fingerprint: str | None
     dtype: str | None
@@ -177,7 +186,14 @@ class Pipeline:
         from epicrag.index.kvstore import KVStore
 
         folder = self._kv_folder or self.config.index / "kv"
-        return KVStore(folder, budget_bytes=self.config.kv_disk)
+        budget = self.config.kv_disk
+        return KVStore(folder, budget_bytes=budget, value_of=self.uses.worth if budget else None)
+
+    @cached_property
+    def uses(self) -> Uses:
+        from epicrag.uses import Uses
+
+        return Uses(lambda: self.catalog, lambda: frozenset(own_keys(self.catalog)))
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -219,6 +235,7 @@ class Pipeline:
             kv_memory_bytes=self.config.kv_memory,
             host_kv_memory_bytes=self.config.host_kv_memory,
             gpu_memory_utilization=self.config.gpu_memory_utilization,
+            kv_dtype=None if self.config.kv_dtype == "auto" else self.config.kv_dtype,
             cache_folder=self.config.home / "cache",
         )
 
@@ -260,7 +277,14 @@ class Pipeline:
         config = self.config
         if self._given_engine is not None:
             return self._given_engine.profile
-        settings = config.device, config.dtype, config.quantize, self._compile_mode
+        settings: tuple[object, ...] = (
+            config.device,
+            config.dtype,
+            config.quantize,
+            self._compile_mode,
+        )
+        if config.kv_dtype != "auto":
+            settings = (*settings, f"kv {config.kv_dtype}")
         return self._identity(config.model, *settings)
 
     def model_fingerprint(self) -> str | None:
@@ -304,7 +328,7 @@ class Pipeline:
         from epicrag.sources import sources_of
 
         given = [paths] if isinstance(paths, str | Path) else paths
-        if not self._exists():
+        if not self.exists:
             _refuse_missing(given)
         manner = Manner(kv=kv, dry_run=dry_run, yes=yes, wait=wait)
         with self._writable(dry_run) as tools:
@@ -341,13 +365,73 @@ class Pipeline:
             Documents(root, documents, limits_of(self.config)), manner, progress
         )
 
+    def ingest_reader(
+        self,
+        reader: str,
+        arguments: Mapping[str, Any],
+        manner: Manner,
+        progress: Progress | None = None,
+    ) -> IngestResult:
+        """`ingest_documents` for what a reader class of LlamaIndex loads, named as `module:Class`."""
+        from epicrag.connectors.llamahub import Documents, load
+
+        if progress:
+            progress(Event("doing", message=f"loading documents with {reader}"))
+        name = reader.partition(":")[2]
+        documents = load(reader, arguments)
+        return self.ingest_from(
+            Documents(name, documents, limits_of(self.config)), manner, progress
+        )
+
+    def ingest_bytes(
+        self, name: str, data: bytes, manner: Manner, progress: Progress | None = None
+    ) -> IngestResult:
+        """Make one document of bytes; `name` says their format, and is cited as `stdin:name`."""
+        from epicrag.connectors.stream import Stream
+
+        return self.ingest_from(Stream(name, data, limits_of(self.config)), manner, progress)
+
+    def watch(
+        self,
+        paths: Sequence[str | Path],
+        manner: Manner,
+        progress: Progress,
+        *,
+        stop: threading.Event | None = None,
+        debounce: float = 0.4,
+    ) -> bool:
+        """`ingest` now, and again whatever changes, until `stop` is set; return whether interrupted.
+
+        Ctrl-C between two runs raises KeyboardInterrupt. Where most of the index would go in the course
+        of it, nothing is deleted and a note says so, unless `manner.yes`.
+        """
+        from epicrag.watch import Watch
+
+        for path in paths:
+            if is_address(path):
+                raise UsageError(f"{path} cannot be watched", "--watch follows files and folders")
+        if not self.exists():
+            _refuse_missing(paths)
+        watch = Watch(
+            self.ingest_from,
+            self.config,
+            [Path(path) for path in paths],
+            progress,
+            kv=manner.kv,
+            yes=manner.yes,
+            wait=manner.wait,
+            debounce=debounce,
+            stop=stop or threading.Event(),
+        )
+        return watch.follow()
+
     def _saying(self, progress: Progress | None) -> Callable[[str], None] | None:
         return (lambda text: progress(Event("doing", message=text))) if progress else None
 
     @contextmanager
     def _writable(self, dry_run: bool) -> Iterator[Pipeline]:
         """A dry run over no index is planned against an empty one, of which nothing stays."""
-        if dry_run and "catalog" not in self.__dict__ and not self._exists():
+        if dry_run and "catalog" not in self.__dict__ and not self.exists:
             with TemporaryDirectory() as folder:
                 config = replace(self.config, index=Path(folder))
                 with Pipeline(config, create=True) as empty:
@@ -355,7 +439,9 @@ class Pipeline:
             return
         yield self
 
-    def _exists(self) -> bool:
+    @property
+    def exists(self) -> bool:
+        """Whether there is an index, be it an empty one."""
         from epicrag.index.catalog import FILE_NAME
 
         return (self.config.index / FILE_NAME).exists()
@@ -391,7 +477,14 @@ class Pipeline:
             min_score=config.min_score,
         )
         check_embedder(self.catalog, self.embedder)
-        return find(self.catalog, self.vectors, self.embedder, request)
+        found = find(self.catalog, self.vectors, self.embedder, request)
+        self._count(found.hits)
+        return found
+
+    def _count(self, hits: Sequence[Hit]) -> None:
+        """Count what was retrieved; with a KV folder of its own the index stays as it is."""
+        if self._kv_folder is None:
+            self.uses.note(hits, self.kv_store)
 
     def ask(
         self,
@@ -451,6 +544,7 @@ class Pipeline:
         prompt = self.prompt(question, hits)
         sampling = sampling or self.sampling()
         lacking = self.foretell_kv(prompt, policy, sampling.max_tokens)
+        self._expect_kv(policy, prompt, hits, lacking)
         generation = self.engine.generate(prompt, policy=policy, sampling=sampling)
 
         def on_end() -> list[str]:
@@ -467,6 +561,20 @@ class Pipeline:
                 f"computing the KV of {_passages(len(lacking))} first ({sum(lacking.values()):,} tokens)"
             )
         return lacking
+
+    def _expect_kv(
+        self, policy: Policy, prompt: Prompt, hits: Sequence[Hit], lacking: Iterable[int]
+    ) -> None:
+        """Say what KV is worth that is about to be computed: it must not push out what is used more."""
+        if self.config.kv_disk is None or policy.compile_mode:
+            return
+        counts = self.catalog.uses_of([hits[index].chunk.id for index in lacking])
+        self.uses.expect(
+            {
+                self.engine.key_of(prompt.pieces[index]): counts.get(hits[index].chunk.id, 0)
+                for index in lacking
+            }
+        )
 
     def _kept(self, policy: Policy, pieces: Sequence[Piece]) -> list[str]:
         """What to tell of KV that was computed for an answer: that it is on disk now, and until when."""
@@ -549,6 +657,7 @@ class Pipeline:
         """Describe the index from what ingest left in it; no model is loaded."""
         setting, counts = self.catalog.setting, self.catalog.counts()
         sizes, wanted = self.kv_store.sizes(), self.catalog.kv_keys()
+        retrievals, with_kv = self.catalog.retrievals()
         other = sizes.keys() - wanted - own_keys(self.catalog)
         embedder: dict[str, str] = json.loads(setting("embedder") or "{}")
         return Status(
@@ -562,9 +671,13 @@ class Pipeline:
             kv_entries=len(sizes),
             kv_bytes=sum(sizes.values()),
             kv_bytes_per_token=int(setting("kv_bytes_per_token") or 0) or None,
-            chunks_with_kv=len(sizes.keys() & wanted),
+            chunks_with_kv=sum(key in sizes for _, _, key in self.catalog.kv_rows()),
             kv_other_entries=len(other),
             kv_other_bytes=sum(sizes[key] for key in other),
+            kv_dtype=setting("kv_dtype"),
+            kv_budget=self.config.kv_disk,
+            retrievals=retrievals,
+            retrievals_with_kv=with_kv,
             model=setting("model_name"),
             model_fingerprint=setting("model_fingerprint"),
             dtype=setting("model_dtype"),

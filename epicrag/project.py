@@ -34,6 +34,7 @@ _ABOUT = {
     "log": "debug, info, warning, error",
     "system_prompt": "KV is compiled behind it: decide before you ingest",
 }
+_SIZES = ("kv_memory", "host_kv_memory", "kv_disk")
 _HEAD = """# Settings of epicrag for this folder: read by every command that is run here.
 # A flag beats the environment, which beats this file. Lines without # are in force; the others show defaults.
 # See what is in force, and why: epicrag config show --origin
@@ -90,7 +91,7 @@ def settings_text(in_force: Mapping[str, str]) -> str:
     lines = [_HEAD]
     for key in KEYS:
         value = in_force.get(key)
-        default = "…" if key in ("home", "index") else toml(getattr(bare, key))
+        default = "…" if key in ("home", "index") else _size(key, toml(getattr(bare, key)))
         line = f"{key} = {toml(value)}" if value is not None else f"# {key} = {default}"
         about = f"  # {_ABOUT[key]}" if key in _ABOUT else ""
         lines.append(f"{line:<34}{about}" if about else line)
@@ -104,6 +105,12 @@ def toml(value: object) -> str:
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _size(key: str, value: str) -> str:
+    """A whole number of GiB reads better than its bytes."""
+    whole, rest = divmod(int(value), 1 << 30) if key in _SIZES and value.isdigit() else (0, 1)
+    return f'"{whole}GiB"' if whole and not rest else value
 
 
 def _show(folder: Path) -> str:

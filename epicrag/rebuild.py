@@ -43,6 +43,7 @@ def rebuild(pipeline: Pipeline) -> Rebuilt:
 
     began = time.perf_counter()
     with WriterLock(pipeline.config.index):
+        pipeline.catalog.renew_words()
         counts = pipeline.catalog.counts()
         VectorIndex.renew(pipeline.catalog, pipeline.config.index)
     return Rebuilt(counts.chunks, counts.vectors, ms=_ms(began))

@@ -31,7 +31,7 @@ def soundness(pipeline: Pipeline, *, deep: bool) -> Iterator[Check]:
     try:
         yield _texts(pipeline)
         yield from _vectors(pipeline)
-        yield from _words(pipeline)
+        yield _words(pipeline)
         yield from _staging(pipeline)
         yield from _kv(pipeline, deep)
         yield _writer(pipeline)
@@ -55,7 +55,10 @@ def _catalog(pipeline: Pipeline, deep: bool) -> Check:
         return fail("catalog", f"{faults[0]}{more}", _AGAIN, _DAMAGED)
     counts = pipeline.catalog.counts()
     how = "every page and index" if deep else "quickly"
-    return ok("catalog", f"sound ({how}): {counts.documents:,} documents, {counts.chunks:,} chunks")
+    return ok(
+        "catalog",
+        f"sound ({how}): {_n(counts.documents, 'document')}, {_n(counts.chunks, 'chunk')}",
+    )
 
 
 def _texts(pipeline: Pipeline) -> Check:
@@ -73,13 +76,13 @@ def _vectors(pipeline: Pipeline) -> Iterator[Check]:
     bare = catalog.counts().chunks - len(set(rows.tolist()))
     catalog.vectors()  # raises where one is not of unit length
     if bare:
-        what = f"{bare:,} chunks have no vector and are never found"
+        what = f"{_n(bare, 'chunk')} without a vector: never found"
         yield warn("vectors", what, "epicrag rebuild --embed-only")
     else:
-        yield ok("vectors", f"{len(ids):,} vectors, every chunk has its own")
+        yield ok("vectors", f"{_n(len(ids), 'vector')}, every chunk has its own")
     why = VectorIndex.fault(catalog, pipeline.config.index)
     if why is None:
-        yield ok("vector copy", f"{len(ids):,} vectors, as in the catalog")
+        yield ok("vector copy", f"{_n(len(ids), 'vector')}, as in the catalog")
     elif why in ("missing", "old"):
         what = f"{why}: made again when it is next needed"
         yield warn("vector copy", what, "epicrag rebuild", "vectors")
@@ -87,24 +90,18 @@ def _vectors(pipeline: Pipeline) -> Iterator[Check]:
         yield fail("vector copy", why, "epicrag rebuild", _DAMAGED, "vectors")
 
 
-def _words(pipeline: Pipeline) -> Iterator[Check]:
-    """The index of words, where there is one, has a row for each chunk and none besides."""
-    found = words_of(pipeline)
-    if found is None:
-        return
-    n, lost = found
+def _words(pipeline: Pipeline) -> Check:
+    """The index of words has a row for each chunk, and none besides."""
+    n, lost = words_of(pipeline)
     if lost:
-        what = f"{lost:,} rows of words fit no chunk, or are missing"
-        yield fail("words", what, "epicrag rebuild", _DAMAGED, "words")
-    else:
-        yield ok("words", f"{n:,} chunks")
+        what = f"{_n(lost, 'row')} of words too many or too few"
+        return fail("words", what, "epicrag rebuild", _DAMAGED, "words")
+    return ok("words", f"of {_n(n, 'chunk')}")
 
 
-def words_of(pipeline: Pipeline) -> tuple[int, int] | None:
-    """Return how many rows of words there are, and how many are too many or too few; None: no such table."""
+def words_of(pipeline: Pipeline) -> tuple[int, int]:
+    """Return how many rows of words there are, and how many are too many or too few."""
     rows = pipeline.catalog.database.rows
-    if not rows("SELECT 1 FROM sqlite_master WHERE name = 'words'"):
-        return None
     (n,) = rows("SELECT count(*) FROM words")[0]
     (extra,) = rows("SELECT count(*) FROM words WHERE rowid NOT IN (SELECT row FROM chunks)")[0]
     (lacking,) = rows("SELECT count(*) FROM chunks WHERE row NOT IN (SELECT rowid FROM words)")[0]
@@ -136,7 +133,7 @@ def _kv(pipeline: Pipeline, deep: bool) -> Iterator[Check]:
         what = f"{_mib(total)} on disk, and the budget kv_disk is {_mib(budget)}"
         yield warn("KV", what, "epicrag gc, or a larger kv_disk", "gc")
     elif bare:
-        what = f"{bare:,} chunks have no KV on disk: it is computed when it is first used"
+        what = f"{_n(bare, 'chunk')} without KV on disk: it is computed when it is first used"
         yield warn("KV", what, "epicrag warm")
     else:
         yield ok("KV", f"{len(wanted):,} entries, {_mib(total)} on disk, every chunk has its own")
@@ -211,7 +208,7 @@ def _leftovers(pipeline: Pipeline) -> Check:
 
 def _sources(pipeline: Pipeline) -> Check:
     """Whether the files that were read are still there; what is no file is not looked for."""
-    paths = [row.path for row in pipeline.catalog.documents() if "://" not in row.path]
+    paths = [row.path for row in pipeline.catalog.documents() if row.path.startswith("/")]
     gone = [path for path in paths if not _is_there(path)]
     if not gone:
         return ok("sources", f"{len(paths):,} files are where they were")
@@ -224,11 +221,7 @@ def _sources(pipeline: Pipeline) -> Check:
 
 def _is_there(path: str) -> bool:
     """Whether a path exists, or leads into a file, as a member of an archive does."""
-    if os.path.lexists(path):
-        return True
-    return any(parent.is_file() for parent in Path(path.partition("!")[0]).parents[:-1]) or (
-        "!" in path and os.path.lexists(path.partition("!")[0])
-    )
+    return os.path.lexists(path) or any(parent.is_file() for parent in Path(path).parents)
 
 
 # --- with the models -----------------------------------------------------------------------------
@@ -300,6 +293,10 @@ def _generation(pipeline: Pipeline) -> Check:
         "generation",
         f"{answer.usage.completion_tokens} tokens by {answer.model}: {json.dumps(answer.text)}",
     )
+
+
+def _n(n: int, word: str) -> str:
+    return f"{n:,} {word}{'' if n == 1 else 's'}"
 
 
 def _mib(n_bytes: int) -> str:
