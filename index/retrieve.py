@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from epicrag.errors import MismatchError
 from epicrag.index.duplicates import gathered
 from epicrag.index.fuse import Ranking, fuse, shares
-from epicrag.index.nearest import cosines, nearest
 from epicrag.index.relevance import JUDGED, USUAL, background_of, by_score, judged
 from epicrag.index.words import query_words
 from epicrag.types import Chunk, Found, Hit, Stage
@@ -158,7 +157,7 @@ class _Search:
 
     def _rankings(self, depth: int) -> dict[str, Ranking]:
         finders: dict[str, Callable[[], Ranking]] = {
-            "dense": lambda: nearest(self.catalog, self.vectors, self.vector, depth, self.allowed),
+            "dense": lambda: self.vectors.search(self.vector, depth, self.allowed),
             "words": lambda: self.catalog.by_words(self.terms, depth, self.allowed),
         }
         return {name: find() for name, find in finders.items() if self.weights[name]}
@@ -168,7 +167,9 @@ class _Search:
         fused = fuse(rankings, shares(rankings, self.weights))
         self.scores.update(rankings.get("dense", ()))
         lacking = [row for row, _ in fused if row not in self.scores]
-        self.scores.update({**dict.fromkeys(lacking, 0.0), **self._cosines(lacking)})
+        if lacking:
+            cosines = self.vectors.score_of(self.vector, lacking).tolist()
+            self.scores.update(zip(lacking, cosines, strict=True))
         for row, stages in fused:
             chunk = self._chunk(row)
             if self.request.filter is None or self.request.filter.allows(self.catalog, row):
@@ -179,9 +180,6 @@ class _Search:
         rows = self.catalog.rows_with(chunk.id)
         paths = {path for other, path in rows if self.allowed is None or other in self.allowed}
         return tuple(sorted(paths - {chunk.document}))
-
-    def _cosines(self, rows: Sequence[int]) -> dict[int, float]:
-        return cosines(self.catalog, self.vector, rows) if rows else {}
 
     def _chunk(self, row: int) -> Chunk:
         if row not in self.chunks:

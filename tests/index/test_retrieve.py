@@ -227,3 +227,17 @@ def test_a_question_of_signs_is_answered_by_meaning_alone_or_not_at_all(ask, cat
     put(catalog, "/d/a.md", "text")
     assert ask("?", mode="words") == []
     assert len(ask("?")) == 1
+
+
+def test_lengths_of_vectors_do_not_count(catalog, make, embedder, tmp_path, monkeypatch):
+    """Inner product or distance in place of the cosine would turn this order round."""
+    document, chunks = make("/d/a.md", "alpha ", "beta")
+    arrays = [np.array([[10.0, 1.0]]), np.array([[1.0, 0.0]])]
+    units = [(array / np.linalg.norm(array)).astype(np.float32) for array in arrays]
+    catalog.put_document(document, chunks, units)
+    monkeypatch.setattr(embedder, "query", lambda text: np.array([5.0, 0.0], np.float32))
+    vectors = VectorIndex.open(catalog, tmp_path)
+    hits = search(catalog, vectors, embedder, Request("gamma"))
+    assert [hit.chunk.text for hit in hits] == ["beta", "alpha "]
+    assert hits[0].score == pytest.approx(1.0)
+    assert all(-1 <= hit.score <= 1 for hit in hits)
