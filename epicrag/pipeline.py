@@ -369,6 +369,7 @@ class Pipeline:
         self,
         reader: str,
         arguments: Mapping[str, Any],
+        root: str,
         manner: Manner,
         progress: Progress | None = None,
     ) -> IngestResult:
@@ -377,10 +378,9 @@ class Pipeline:
 
         if progress:
             progress(Event("doing", message=f"loading documents with {reader}"))
-        name = reader.partition(":")[2]
         documents = load(reader, arguments)
         return self.ingest_from(
-            Documents(name, documents, limits_of(self.config)), manner, progress
+            Documents(root, documents, limits_of(self.config)), manner, progress
         )
 
     def ingest_bytes(
