@@ -7,7 +7,7 @@ from typing import Any
 
 from epicrag.connectors.base import Limits, Parsed, Watch, refusing
 from epicrag.connectors.charts import chart_rows, diagram_texts
-from epicrag.connectors.docx_styles import W, Numbers, Styles, as_int, is_on, number_of
+from epicrag.connectors.docx_styles import Numbers, Styles, W, as_int, is_on, number_of
 from epicrag.connectors.docx_text import Inline, Runs, is_placeholder
 from epicrag.connectors.draft import Draft
 from epicrag.connectors.margins import only_in_margins
@@ -29,7 +29,9 @@ def parse_docx(data: bytes, limits: Limits) -> Parsed | Unread:
     """Read a Word file. Tracked deletions, hidden text and tables of contents are left out."""
     package = Package(data, limits, "Word")
     if _head_of(package) != "document":
-        return Unread("failed", "a ZIP archive of Office, but not a Word file: name it as what it is")
+        return Unread(
+            "failed", "a ZIP archive of Office, but not a Word file: name it as what it is"
+        )
     reader = _Reader(package, limits)
     reader.run()
     draft = reader.draft

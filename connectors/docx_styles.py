@@ -169,7 +169,9 @@ class Numbers:
             return "-"
         if shape.format == "none":
             return ""
-        return re.sub(r"%(\d)", lambda found: self._part(levels, count, int(found[1]) - 1), shape.text)
+        return re.sub(
+            r"%(\d)", lambda found: self._part(levels, count, int(found[1]) - 1), shape.text
+        )
 
     @staticmethod
     def _part(levels: dict[int, _Level], count: list[int | None], level: int) -> str:

@@ -92,9 +92,7 @@ class _Reader:
     def _facts(self, folder: list[str], numbers: dict[int, int]) -> dict[str, str]:
         names, addresses = _SENDER
         name = next((text for tag in names if (text := self._line(folder, tag))), "")
-        address = next(
-            (text for tag in addresses if "@" in (text := self._line(folder, tag))), ""
-        )
+        address = next((text for tag in addresses if "@" in (text := self._line(folder, tag))), "")
         sender = name if not address or address == name else f"{name} <{address}>".strip()
         moment = numbers.get(_SENT) or numbers.get(_RECEIVED) or 0
         return {
@@ -110,7 +108,9 @@ class _Reader:
         for storage in self._storages(folder, "__recip_version1.0_#"):
             name, address = self._line(storage, "3001"), self._line(storage, "39FE")
             address = address or self._line(storage, "3003")
-            names.append(f"{name} <{address}>" if name and "@" in address != name else name or address)
+            names.append(
+                f"{name} <{address}>" if name and "@" in address != name else name or address
+            )
         return "; ".join(name for name in names if name)
 
     # --- the text ---

@@ -33,13 +33,13 @@ _DAMAGE = (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, OSErro
 _PROPERTIES = {
     "title": "title",
     "creator": "author",
-    "initial-creator": "author",
     "date": "date",
-    "creation-date": "date",
     "subject": "subject",
     "keyword": "keywords",
     "language": "language",
 }
+_FIRST = {"initial-creator": "author", "creation-date": "date"}
+"""What holds only where nobody has changed the document since."""
 _SKIPPED = frozenset(
     [
         "tracked-changes",
@@ -79,7 +79,9 @@ class OdfPackage:
         archive = open_zip(data, limits)
         if isinstance(archive, Unread):
             reason = archive.reason
-            if archive.status == "failed" and reason.startswith(("not a ZIP", "cut off", "0 bytes")):
+            if archive.status == "failed" and reason.startswith(
+                ("not a ZIP", "cut off", "0 bytes")
+            ):
                 archive = Unread("failed", f"not a whole {kind} file: {advised(reason)}")
             raise RefusedError(archive)
         self._archive = archive
@@ -118,12 +120,10 @@ class OdfPackage:
             name = local(node)
             if name == "keyword":
                 keywords.append(node.text or "")
+            elif name in _FIRST and node.text:
+                values.setdefault(_FIRST[name], node.text)
             elif name in _PROPERTIES and node.text:
-                # The last author and date stand before the first ones, in any order.
-                if name not in ("initial-creator", "creation-date") or not values.get(
-                    _PROPERTIES[name]
-                ):
-                    values[_PROPERTIES[name]] = node.text
+                values[_PROPERTIES[name]] = node.text
         return metadata({**values, "keywords": ", ".join(keywords)})
 
     def _check_lock(self, kind: str) -> None:
@@ -143,7 +143,10 @@ class OdfPackage:
             mimetype = self._archive.read("mimetype") if "mimetype" in self._names else b""
         except _DAMAGE as error:
             raise RefusedError(_damaged("mimetype", error)) from error
-        if mimetype.startswith(b"application/vnd.oasis.opendocument.") and body.encode() not in mimetype:
+        if (
+            mimetype.startswith(b"application/vnd.oasis.opendocument.")
+            and body.encode() not in mimetype
+        ):
             found = mimetype.decode("ascii", "replace").strip()[:80]
             reason = f"not a {kind} file: it says that it is {found}; name it as what it is"
             raise RefusedError(Unread("failed", reason))

@@ -10,7 +10,7 @@ from epicrag.connectors.base import Limits, Parsed, RefusedError, Watch, refusin
 from epicrag.connectors.draft import Draft
 from epicrag.connectors.numbers import plain_number, shown
 from epicrag.connectors.odf import OFFICE, TABLE, TEXT, OdfPackage, OdfText
-from epicrag.connectors.sheets import Cell, Merge, Row, SheetWriter, merged
+from epicrag.connectors.sheets import Cell, Merge, Row, SheetWriter
 from epicrag.connectors.xlsx import sheets_parsed
 from epicrag.connectors.xmls import iterate_xml, local
 from epicrag.types import Unread

@@ -41,6 +41,16 @@ _LENGTH = re.compile(r"(-?[\d.]+)\s*(cm|mm|in|pt|pc|px)?")
 _UNITS = {"cm": 1.0, "mm": 0.1, "in": 2.54, "pt": 0.0353, "pc": 0.423, "px": 0.0265, None: 1.0}
 _MARGINS = frozenset(["page-number", "date-time", "footer", "header", "page"])
 _MAX_DEPTH = 40
+_TOPS = (
+    f"{OFFICE}automatic-styles",
+    f"{OFFICE}annotation",
+    f"{DRAW}frame",
+    f"{DRAW}g",
+    f"{TABLE}table",
+    *(TEXT + name for name in ("h", "p", "list", "section", "numbered-paragraph")),
+    *(TEXT + name for name in ("table-of-content", "bibliography", "tracked-changes")),
+)
+"""What may stand directly in the body of a text."""
 
 
 @refusing
@@ -48,12 +58,9 @@ def parse_odt(data: bytes, limits: Limits) -> Parsed | Unread:
     """Read a text document. Tracked deletions, hidden text and tables of contents are left out."""
     package = OdfPackage(data, limits, "OpenDocument text", "text")
     reader = _Reader(package, limits)
-    tags = (f"{OFFICE}automatic-styles", f"{OFFICE}annotation", f"{DRAW}frame", f"{DRAW}g")
-    tags += tuple(TEXT + name for name in ("h", "p", "list", "section", "numbered-paragraph"))
-    tags += tuple(TEXT + name for name in ("table-of-content", "bibliography", "tracked-changes"))
     reader.styles(package.xml("styles.xml"))
     with package.open("content.xml") as file:
-        for node in iterate_xml(file, "content.xml", (*tags, f"{TABLE}table")):
+        for node in iterate_xml(file, "content.xml", _TOPS):
             above = node.getparent()
             if node.tag == f"{OFFICE}automatic-styles":
                 reader.styles(node)

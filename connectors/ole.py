@@ -112,7 +112,9 @@ def _no_container(data: bytes, kind: str) -> str:
     if not data:
         return f"0 bytes: an empty file, not a {kind} file"
     if data.startswith(b"PK\x03\x04"):
-        return f"not a {kind} file: it holds a new Office file; name it with an x (docx, xlsx, pptx)"
+        return (
+            f"not a {kind} file: it holds a new Office file; name it with an x (docx, xlsx, pptx)"
+        )
     if data.startswith(b"{\\rtf"):
         return f"not a {kind} file: it holds Rich Text; name it .rtf"
     if data.lstrip()[:1] == b"<":

@@ -67,7 +67,9 @@ class Package:
         self._names = {name.lower(): name for name in archive.namelist()}
         main = [at for at in self.relations("") if at.kind == "officeDocument"]
         if not main or not self.has(main[0].target):
-            reason = f"a ZIP archive, but no {kind} file: it names no document; open it and save it as"
+            reason = (
+                f"a ZIP archive, but no {kind} file: it names no document; open it and save it as"
+            )
             raise RefusedError(Unread("failed", f"{reason} what it is"))
         self.main = main[0].target
         self.is_strict = b"http://purl.oclc.org/ooxml/" in self._head(self.main)
@@ -186,7 +188,9 @@ def _damaged(name: str, error: Exception) -> Unread:
 
 def _named(refusal: Unread, kind: str) -> Unread:
     """Say that a file is not what its name says, if that is what was wrong."""
-    if refusal.status == "failed" and refusal.reason.startswith(("not a ZIP", "cut off", "0 bytes")):
+    if refusal.status == "failed" and refusal.reason.startswith(
+        ("not a ZIP", "cut off", "0 bytes")
+    ):
         return Unread("failed", f"not a whole {kind} file: {advised(refusal.reason)}")
     return refusal
 
@@ -197,5 +201,7 @@ def _locked_or_old(data: bytes, kind: str) -> Unread:
     if is_encrypted_package(data):
         reason = f"encrypted {kind} file: it opens with a password only; save an open copy"
         return Unread("failed", reason)
-    reason = f"not a {kind} file: it holds an old Office file (doc, xls, ppt); name it as what it is"
+    reason = (
+        f"not a {kind} file: it holds an old Office file (doc, xls, ppt); name it as what it is"
+    )
     return Unread("failed", reason)

@@ -253,7 +253,9 @@ class _Reader:
         page = self._deck.part(part)
         for box in self._deck.below(page, _TEXT_BOX) if page is not None else ():
             for text in self._box(box):
-                if text.kind == _NOTES and (line := _clean(text.text).replace("\n\n", "\n").strip()):
+                if text.kind == _NOTES and (
+                    line := _clean(text.text).replace("\n\n", "\n").strip()
+                ):
                     self._plain(f"Notes: {line}")
 
     def _comments(self, slide: _Record) -> None:

@@ -108,9 +108,7 @@ class _Reader:
 
     def _in_order(self, shapes: Any) -> list[Any]:
         """Shapes as they are read: from the top, and from the left where they stand side by side."""
-        return sorted(
-            shapes, key=lambda shape: ((shape.top or 0) // self._band, shape.left or 0)
-        )
+        return sorted(shapes, key=lambda shape: ((shape.top or 0) // self._band, shape.left or 0))
 
     def _shape(self, shape: Any, slide: Any) -> None:
         if _margin(shape._element):
@@ -185,9 +183,9 @@ class _Reader:
         if not slide.has_notes_slide:
             return
         for shape in slide.notes_slide.shapes:
-            if shape.has_text_frame and _kind(shape._element) == "body":
-                if text := _frame_text(shape).strip():
-                    self._plain(f"Notes: {text}")
+            is_notes = shape.has_text_frame and _kind(shape._element) == "body"
+            if is_notes and (text := _frame_text(shape).strip()):
+                self._plain(f"Notes: {text}")
 
     def _comments(self, slide: Any) -> Iterator[tuple[str, str]]:
         """Yield (author, text) of a slide's comments and replies, of older and newer programs."""

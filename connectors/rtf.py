@@ -29,6 +29,7 @@ _TOKEN = re.compile(
 _BULLETS = re.compile(r"[·•●▪■□o§\-–*‣◦➢✓\uf0b7\uf0a7\uf0d8\uf0fc]?")
 _CONTENTS = re.compile(r"toc \d|contents \d|table of figures")
 _HEADING = re.compile(r"heading (\d)", re.IGNORECASE)
+_TABLE_WORDS = frozenset(["cell", "nestcell", "row", "nestrow", "trhdr", "intbl", "trowd"])
 _MAX_GROUPS = 5_000
 _TOKENS_A_CHECK = 10_000
 
@@ -248,9 +249,8 @@ class _Reader:
     def _table(self, word: str) -> bool:
         """Do what a word about tables says."""
         state = self._state
-        if word in ("cell", "nestcell", "row", "nestrow", "trhdr", "intbl", "trowd"):
-            if state.left_out:
-                return True
+        if word in _TABLE_WORDS and state.left_out:
+            return True
         if word == "intbl":
             state.in_table = True
         elif word == "trowd":
@@ -263,7 +263,9 @@ class _Reader:
             self._mark = None
         elif word == "row" and state.sink is self._body:
             if self._cells:
-                self._rows.append(TableRow([TableCell(text) for text in self._cells], self._is_head))
+                self._rows.append(
+                    TableRow([TableCell(text) for text in self._cells], self._is_head)
+                )
             self._cells = []
         elif word == "nestcell":
             self._put(", ")

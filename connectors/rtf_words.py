@@ -22,27 +22,132 @@ SIGNS = {
 }
 
 LEFT_OUT = frozenset(
-    """
-    pict colortbl fldinst object sp shprslt nonshppict shppict xe tc rxe bkmkstart bkmkend
-    revtbl listtable listoverridetable rsidtbl generator themedata colorschememapping datastore latentstyles
-    ftnsep ftnsepc ftncn aftnsep aftnsepc aftncn nonesttables nesttableprops pnseclvl template operator comment
-    doccomm manager company category hlinkbase filetbl private datafield formfield objdata objclass
-    atnid atnref atndate atnparent atrfstart atrfend pntxta pntxtb pn xmlnstbl wgrffmtfilter mmathPr
-    mmathPict keycode panose falt fontemb fontfile background passwordhash protusertbl
-    """.split()
+    [
+        "pict",
+        "colortbl",
+        "fldinst",
+        "object",
+        "sp",
+        "shprslt",
+        "nonshppict",
+        "shppict",
+        "xe",
+        "tc",
+        "rxe",
+        "bkmkstart",
+        "bkmkend",
+        "revtbl",
+        "listtable",
+        "listoverridetable",
+        "rsidtbl",
+        "generator",
+        "themedata",
+        "colorschememapping",
+        "datastore",
+        "latentstyles",
+        "ftnsep",
+        "ftnsepc",
+        "ftncn",
+        "aftnsep",
+        "aftnsepc",
+        "aftncn",
+        "nonesttables",
+        "nesttableprops",
+        "pnseclvl",
+        "template",
+        "operator",
+        "comment",
+        "doccomm",
+        "manager",
+        "company",
+        "category",
+        "hlinkbase",
+        "filetbl",
+        "private",
+        "datafield",
+        "formfield",
+        "objdata",
+        "objclass",
+        "atnid",
+        "atnref",
+        "atndate",
+        "atnparent",
+        "atrfstart",
+        "atrfend",
+        "pntxta",
+        "pntxtb",
+        "pn",
+        "xmlnstbl",
+        "wgrffmtfilter",
+        "mmathPr",
+        "mmathPict",
+        "keycode",
+        "panose",
+        "falt",
+        "fontemb",
+        "fontfile",
+        "background",
+        "passwordhash",
+        "protusertbl",
+    ]
 ) - {"object"}
 """Words whose group holds no text of the document."""
 
 ENTERED = frozenset(
-    """
-    annotation atnauthor shpinst ud do dptxbxtext shptxt moMath moMathPara mr listtext pntext footnote
-    fldrslt shpgrp nestcell nestrow mf mnum mden me msSup msup msSub msub msSubSup mrad mdeg mnary md
-    mfName mfunc mlim mlimLow mlimUpp mm mmr meqArr mbox mborderBox macc mbar mgroupChr mphant msPre soutlvl
-    """.split()
+    [
+        "annotation",
+        "atnauthor",
+        "shpinst",
+        "ud",
+        "do",
+        "dptxbxtext",
+        "shptxt",
+        "moMath",
+        "moMathPara",
+        "mr",
+        "listtext",
+        "pntext",
+        "footnote",
+        "fldrslt",
+        "shpgrp",
+        "nestcell",
+        "nestrow",
+        "mf",
+        "mnum",
+        "mden",
+        "me",
+        "msSup",
+        "msup",
+        "msSub",
+        "msub",
+        "msSubSup",
+        "mrad",
+        "mdeg",
+        "mnary",
+        "md",
+        "mfName",
+        "mfunc",
+        "mlim",
+        "mlimLow",
+        "mlimUpp",
+        "mm",
+        "mmr",
+        "meqArr",
+        "mbox",
+        "mborderBox",
+        "macc",
+        "mbar",
+        "mgroupChr",
+        "mphant",
+        "msPre",
+        "soutlvl",
+    ]
 )
 """Words behind a star, which old readers skip, that hold text all the same."""
 
-MARGINS = frozenset("header headerl headerr headerf footer footerl footerr footerf".split())
+MARGINS = frozenset(
+    ["header", "headerl", "headerr", "headerf", "footer", "footerl", "footerr", "footerf"]
+)
 
 CHARSETS = {
     2: "symbol",

@@ -87,9 +87,9 @@ def merged(rows: Iterable[Row], merges: Iterable[Merge]) -> Iterator[Row]:
         taken = {cell.column for cell in cells}
         below = [cell for merge, cell in running if merge.left not in taken]
         for cell in cells:
-            merge = spans.get(cell.column)
-            if merge and merge.top < merge.bottom <= merge.top + _MAX_REPEATS:
-                running.append((merge, cell))
+            own = spans.get(cell.column)
+            if own and own.top < own.bottom <= own.top + _MAX_REPEATS:
+                running.append((own, cell))
         # A row that holds nothing else is an empty line within a tall cell.
         if below and cells:
             cells = sorted([*cells, *below])
@@ -304,9 +304,7 @@ def _head_rows(rows: list[Row]) -> int:
 def _text_head(rows: list[Row]) -> int:
     """Whether the first of many rows of text is a head."""
     columns = sorted({cell.column for row in rows for cell in row.cells})
-    return int(
-        is_head(_names(rows[0], columns), [_texts(row, columns) for row in rows[1:50]])
-    )
+    return int(is_head(_names(rows[0], columns), [_texts(row, columns) for row in rows[1:50]]))
 
 
 def _columns_of(rows: list[Row]) -> set[int]:

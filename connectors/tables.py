@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"[-+(]?[\s$€£¥]*[\d.,' \u00a0\u202f]*\d[\d.,' \u00a0\u202f]*[\s%)€$£¥]*")
 _YEAR = re.compile(r"(?:19|20)\d\d")
+_SENTENCE = re.compile(r"[。、！？，；]$|.{40}[.!?,;]$")
 _MAX_NAME_CHARS = 120
 _MAX_HEAD_ROWS = 3
 
@@ -63,9 +64,11 @@ def _head_rows(rows: Sequence[TableRow]) -> int:
     if marked and marked < len(rows):
         return marked
     # Names above several columns want the row below, which names each of them.
-    grouped = int(len(rows) > 3 and any(1 < cell.span for cell in rows[0].cells if cell.text))
+    grouped = int(len(rows) > 3 and any(cell.span > 1 for cell in rows[0].cells if cell.text))
     head = joined_head([row.names() for row in rows[: grouped + 1]])
-    if len(rows) < grouped + 2 or not is_head(head, [row.texts() for row in rows[grouped + 1 : 50]]):
+    if len(rows) < grouped + 2 or not is_head(
+        head, [row.texts() for row in rows[grouped + 1 : 50]]
+    ):
         return 0
     return grouped + 1
 
@@ -92,7 +95,7 @@ def is_head(first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
         return False
     if any(is_number(name) and not _YEAR.fullmatch(name) for name in names):
         return False
-    return all(len(name) <= _MAX_NAME_CHARS for name in names)
+    return not any(len(name) > _MAX_NAME_CHARS or _SENTENCE.search(name) for name in names)
 
 
 def joined_head(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -35,7 +35,9 @@ _SIZES = (1, 1, 2, 4, 2, 2, 0, 3)
 
 
 _CP1252 = {
-    byte: bytes([byte]).decode("cp1252") for byte in range(128, 160) if byte not in (129, 141, 143, 144, 157)
+    byte: bytes([byte]).decode("cp1252")
+    for byte in range(128, 160)
+    if byte not in (129, 141, 143, 144, 157)
 }
 
 

@@ -52,7 +52,10 @@ def _read(book: Any, meta: dict[str, Any], limits: Limits) -> Parsed:
             continue
         draft.page, draft.part = at + 1, f"sheet {sheet.name}"
         writer = SheetWriter(draft, watch, sheet.name)
-        merges = [Merge(top + 1, left, bottom, right - 1) for top, bottom, left, right in sheet.merged_cells]
+        merges = [
+            Merge(top + 1, left, bottom, right - 1)
+            for top, bottom, left, right in sheet.merged_cells
+        ]
         writer.write(merged(_rows(book, sheet), merges))
         captions += writer.captions
         book.unload_sheet(at)

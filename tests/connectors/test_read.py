@@ -34,7 +34,7 @@ def test_path_digest_and_encoding_are_the_files_own(tmp_path: Path, read_bytes: 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a.docx", "Word (.docx)"),
+        ("a.azw3", "e-book (.azw3)"),
         ("a.rst", "reStructuredText (.rst)"),
         ("README.rst", "reStructuredText"),
         ("a.csv", "CSV"),
