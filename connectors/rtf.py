@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from epicrag.connectors.base import Limits, Parsed, Watch, refusing
+from epicrag.connectors.base import Limits, Parsed, RefusedError, Watch, refusing
 from epicrag.connectors.draft import Draft
 from epicrag.connectors.margins import only_in_margins
 from epicrag.connectors.properties import metadata, real_title
@@ -176,7 +176,8 @@ class _Reader:
 
     def _open(self) -> None:
         if len(self._stack) > _MAX_GROUPS:
-            raise ValueError("groups are nested too deeply")
+            reason = f"damaged: more than {_MAX_GROUPS:,} groups within each other"
+            raise RefusedError(Unread("failed", reason))
         self._stack.append(self._state)
         state = replace(self._state)
         if state.alternative:  # the first group within \upr
@@ -282,9 +283,9 @@ class _Reader:
             self._end_paragraph()
         elif word == "pard":
             state.style, state.level, state.depth, state.in_table = 0, None, 0, False
-        elif word == "s" and state.sink.kind != "style":
+        elif word == "s" and state.sink.kind not in ("style", "styles"):
             state.style = number or 0
-        elif word == "outlinelevel" and state.sink.kind != "style":
+        elif word == "outlinelevel" and state.sink.kind not in ("style", "styles"):
             state.level = number
         elif word == "ilvl":
             state.depth = min(max(number or 0, 0), 8)

@@ -262,7 +262,14 @@ def _is_caption(row: Row) -> bool:
 def _leading_captions(block: _Block) -> list[Row]:
     """The rows of a single cell above a table's first row of several."""
     at = next(at for at, row in enumerate(block.rows) if len(row.cells) > 1)
+    if at and _is_group(block.rows[at - 1], block.rows[at]):
+        at -= 1
     return block.rows[:at]
+
+
+def _is_group(row: Row, below: Row) -> bool:
+    """Is a row's only cell the name of some of the columns below it, rather than of all?"""
+    return row.cells[0].span > 1 and below.cells[0].column not in _covered(row)
 
 
 def _is_name(cell: Cell) -> bool:
