@@ -124,6 +124,8 @@ class _Reader:
             return
         page = self._binary(folder, _HTML) or self._text(folder, _HTML).encode("utf-8")
         parsed = self._page(page) if page.strip() else self._rich(self._binary(folder, _RICH))
+        if isinstance(parsed, Unread) and parsed.status != "empty":
+            raise RefusedError(parsed)
         if isinstance(parsed, Parsed):
             for block in parsed.blocks:
                 self.draft.open("row" if block.kind == "row" else "paragraph")

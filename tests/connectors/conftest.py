@@ -152,7 +152,7 @@ MakeZip = Callable[[dict[str, str | bytes]], bytes]
 MakeOle = Callable[[dict[tuple[str, ...], bytes]], bytes]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_zip() -> MakeZip:
     """A ZIP archive of these members."""
 
@@ -166,7 +166,7 @@ def make_zip() -> MakeZip:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_ole() -> MakeOle:
     """A container of the old Office formats, of streams by their paths."""
     return _make_ole
