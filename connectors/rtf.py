@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field, replace
 
 from epicrag.connectors.base import Limits, Parsed, RefusedError, Watch, refusing
-from epicrag.connectors.draft import Draft
 from epicrag.connectors.margins import only_in_margins
-from epicrag.connectors.properties import metadata, real_title
+from epicrag.connectors.properties import metadata
+from epicrag.connectors.prose import Prose
 from epicrag.connectors.rows import one_line
 from epicrag.connectors.rtf_words import (
     CHARSETS,
@@ -46,19 +46,7 @@ def parse_rtf(data: bytes, limits: Limits) -> Parsed | Unread:
     reader = _Reader(limits)
     if not reader.run(bare):
         return Unread("failed", "cut off: it ends within a group; copy or download it again")
-    draft, meta = reader.draft, metadata(reader.info)
-    title = reader.title or reader.sole_heading or real_title(str(meta.get("title", "")))
-    meta.pop("title", None)
-    return Parsed(
-        text=draft.text(),
-        media="application/rtf",
-        title=title,
-        encoding=reader.codec,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
-        meta={**meta, **({"title": title} if title else {})},
-    )
+    return reader.prose.parsed("application/rtf", metadata(reader.info), reader.codec)
 
 
 @dataclass(slots=True)
@@ -121,18 +109,11 @@ class _Reader:
         self._rows: list[TableRow] = []
         self._is_head = False
         self._margins: list[tuple[str, str]] = []
-        self._in_list = False
         self._date: dict[str, int] = {}
-        self._tops: list[tuple[int, str]] = []
         self.codec = "cp1252"
         self.info: dict[str, str | None] = {}
-        self.draft = Draft()
-        self.title: str | None = None
-
-    @property
-    def sole_heading(self) -> str | None:
-        """The first heading, where all others are below it."""
-        return self._tops[0][1] if len(self._tops) == 1 else None
+        self.prose = Prose()
+        self.draft = self.prose.draft
 
     def run(self, data: bytes) -> bool:
         """Read all; False where the end is missing."""
@@ -453,17 +434,8 @@ class _Reader:
         self._watch.check(self.draft.length)
         style = self._styles.get(self._state.style, _Style())
         level = self._level(style)
-        if not text.strip() or _CONTENTS.fullmatch(style.name.lower()):
-            pass
-        elif level is not None:
-            self._heading(f"{mark} {text}" if mark and mark != "-" else text, level)
-        elif mark is not None:
-            self.draft.open("row", "\n" if self._in_list else "\n\n")
-            self.draft.write_exact("  " * self._state.depth + (f"{mark} " if mark else "") + text)
-            self.draft.close()
-            self._in_list = True
-        else:
-            self._plain(text)
+        if text.strip() and not _CONTENTS.fullmatch(style.name.lower()):
+            self.prose.text(text, level, mark, self._state.depth)
         self._tell()
 
     def _level(self, style: _Style) -> int | None:
@@ -474,31 +446,14 @@ class _Reader:
             return int(found[1])
         return level + 1 if level is not None and 0 <= level < 9 else None
 
-    def _heading(self, text: str, level: int) -> None:
-        text = one_line(text)
-        if level == 0 and self.title is None:
-            self.title = text[:200]
-        if level > 0 and (not self._tops or level <= self._tops[0][0]):
-            self._tops.append((level, text[:200]))
-        self._in_list = False
-        self.draft.open("heading")
-        self.draft.write(text)
-        self.draft.close(level)
-
-    def _plain(self, text: str) -> None:
-        self._in_list = False
-        self.draft.open("paragraph")
-        self.draft.write(text)
-        self.draft.close()
-
     def _write_table(self) -> None:
         if self._rows:
             rows, self._rows = self._rows, []
-            self._in_list = False
+            self.prose.end_list()
             if all(len(row.cells) == 1 for row in rows):
                 for row in rows:
                     if row.cells[0].text:
-                        self._plain(row.cells[0].text)
+                        self.prose.plain(row.cells[0].text)
             else:
                 write_table(self.draft, rows, self._watch)
             self._tell()
@@ -507,7 +462,7 @@ class _Reader:
         notes, self._notes = self._notes, []
         for label, text in notes:
             if text:
-                self._plain(label + text)
+                self.prose.plain(label + text)
 
     def _finish(self) -> None:
         if self._cells:
@@ -516,7 +471,7 @@ class _Reader:
         self._write_body()
         self.draft.leave_headings()
         for line in only_in_margins(self._margins, self.draft.text()):
-            self._plain(line)
+            self.prose.plain(line)
 
 
 def _decoded(data: bytes, codec: str) -> str:
