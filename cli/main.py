@@ -14,12 +14,23 @@ from epicrag import __version__
 from epicrag.cli.ask import ask
 from epicrag.cli.bench import bench
 from epicrag.cli.common import INTERRUPTED, verb, verb_first
+from epicrag.cli.config import config
+from epicrag.cli.delete import delete
+from epicrag.cli.doctor import doctor
 from epicrag.cli.eval import evaluate
+from epicrag.cli.export import export
+from epicrag.cli.gc import gc
 from epicrag.cli.ingest import ingest
+from epicrag.cli.init import init
+from epicrag.cli.list import list_documents
 from epicrag.cli.models import models
 from epicrag.cli.output import Output, make_printable
+from epicrag.cli.rebuild import rebuild
+from epicrag.cli.restore import restore
 from epicrag.cli.search import search
+from epicrag.cli.show import show
 from epicrag.cli.status import status
+from epicrag.cli.warm import warm
 from epicrag.errors import EpicragError
 
 UNEXPECTED, USAGE = 1, 2
@@ -30,12 +41,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+verb(app, "init")(init)
 verb(app, "ingest")(ingest)
 verb(app, "ask")(ask)
 verb(app, "search")(search)
+verb(app, "list")(list_documents)
+verb(app, "show")(show)
+verb(app, "delete")(delete)
 verb(app, "status")(status)
+verb(app, "doctor")(doctor)
+verb(app, "warm")(warm)
+verb(app, "gc")(gc)
+verb(app, "rebuild")(rebuild)
+verb(app, "export")(export)
+verb(app, "import")(restore)
 verb(app, "bench")(bench)
 verb(app, "eval")(evaluate)
+app.add_typer(config, name="config")
 app.add_typer(models, name="models")
 
 

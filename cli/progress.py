@@ -18,7 +18,9 @@ LINE_SECONDS = 5.0
 _NAMES = {
     "file": "files",
     "embed": "passages of this file",
+    "reembed": "passages",
     "kv": "KV tokens",
+    "archive": "files of the archive",
     "bench": "measurements",
     "eval": "questions",
 }

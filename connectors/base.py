@@ -30,6 +30,7 @@ class Limits:
     max_inflated_bytes: int = 500 * MEBIBYTE
     max_inflation_ratio: int = 300
     max_file_seconds: float = 60.0
+    max_archive_depth: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from epicrag.connectors.headings import Headings
 from epicrag.types import Anchor, Block, BlockKind, Table
 
@@ -29,7 +27,7 @@ class Draft:
         self._anchors: list[Anchor] = []
         self._length = 0
         self._kind: BlockKind = "paragraph"
-        self._start = 0
+        self._start = -1  # none is open
         self._gap = ""
 
     def open(self, kind: BlockKind, gap: str = "\n\n") -> None:
@@ -72,6 +70,10 @@ class Draft:
         """No heading is in force from here on: another slide, sheet or message begins."""
         self.headings = Headings()
         self._heading = None
+
+    def enter(self, level: int, heading: str) -> None:
+        """Put a heading in force that is not written, "" for none: what follows stands under it."""
+        self._heading = self.headings.enter(level, heading)
 
     @property
     def length(self) -> int:
@@ -123,10 +125,12 @@ class Draft:
             self._anchors.pop()
 
     def _anchor(self) -> None:
-        anchor = Anchor(self._length, self.page, self.line, self._heading, self.part, self.cell)
         last = self._anchors[-1] if self._anchors else None
-        if last and replace(last, start=anchor.start) == anchor:
+        if last and (last.page, last.line, last.heading, last.part, last.cell) == (
+            *(self.page, self.line, self._heading, self.part, self.cell),
+        ):
             return
+        anchor = Anchor(self._length, self.page, self.line, self._heading, self.part, self.cell)
         if last and last.start == anchor.start:
             self._anchors.pop()
         self._anchors.append(anchor)

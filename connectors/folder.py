@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from epicrag.connectors.base import MAX_FILE_BYTES, file_too_big
+from epicrag.connectors.archive import Shelf, is_archive, members
+from epicrag.connectors.base import Limits, file_too_big
 from epicrag.connectors.decode import decode
-from epicrag.types import FileEntry, FileReport, Unread
+from epicrag.connectors.formats import format_of, unsupported_reason
+from epicrag.connectors.found import Found
+from epicrag.types import Document, FileReport, Unread
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
+
+    from epicrag.types import Entry
 
 IGNORE_FILES = (".gitignore", ".epicragignore")
 NEVER = frozenset(
@@ -23,6 +29,7 @@ NEVER = frozenset(
         ".hg",
         ".svn",
         "node_modules",
+        "__MACOSX",
         "__pycache__",
         ".venv",
         ".tox",
@@ -35,59 +42,137 @@ NEVER = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """What was found below the given paths."""
+class File:
+    """A regular file that the walk found."""
 
-    entries: tuple[FileEntry, ...]
-    """Regular files, sorted by path, each once. Whether a reader takes them is not asked here."""
-    reports: tuple[FileReport, ...]
-    """What was found and is not followed or not read: links, files over the limit, unreadable folders."""
-    roots: tuple[str, ...]
-    """The given paths: absolute, links resolved, forward slashes; those that do not exist too."""
-    ignored: int = 0
-    """Files and folders passed over in silence: hidden, or matched by an ignore rule."""
+    path: str
+    size: int
+    limits: Limits
+
+    def digest(self) -> str:
+        return file_digest(self.path)
+
+    def read(self) -> Document | Unread:
+        from epicrag.connectors.read import read
+
+        return read(self.path, limits=self.limits)
+
+    def refusal(self) -> str | None:
+        return None if format_of(self.path) else unsupported_reason(self.path)
 
 
-class _Rules(NamedTuple):
+def file_digest(path: str) -> str:
+    """Return the SHA-256 of a file's bytes in hex, without holding them in memory."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a walk passes over, and how far it goes."""
+
+    hidden: bool = False
+    """Take hidden files and folders too."""
+    ignore_files: bool = True
+    """Honour `.gitignore` and `.epicragignore`."""
+    follow_links: bool = False
+    """Read what a link leads to even if that is hidden or ignored; out of the given paths never."""
+    archives: bool = True
+    """Take what is in archives."""
+    never: Collection[str] = ()
+    """Folders that are not entered: the index's own. Absolute, links resolved."""
+
+
+_RULES = Rules()
+_NO_LIMITS = Limits()
+
+
+class _Ignores(NamedTuple):
     """The ignore rules that a folder brings along."""
 
     folder: str
     spec: GitIgnoreSpec
 
 
+_Above = tuple[_Ignores, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Files and folders as a source of documents; see `walk`."""
+
+    paths: Sequence[Path]
+    limits: Limits = _NO_LIMITS
+    rules: Rules = _RULES
+    only: Collection[str] | None = None
+    is_remote = False
+
+    def find(self) -> Found:
+        return walk(self.paths, limits=self.limits, rules=self.rules, only=self.only)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
 def walk(
-    paths: Sequence[Path], *, max_file_bytes: int = MAX_FILE_BYTES, hidden: bool = False
-) -> Walk:
+    paths: Sequence[Path],
+    *,
+    limits: Limits = _NO_LIMITS,
+    rules: Rules = _RULES,
+    only: Collection[str] | None = None,
+) -> Found:
     """Walk files and folders. Hidden and ignored mean: below the given path, whatever lies above it.
 
     A path given by name is taken as it is, hidden, ignored or a link; one that does not exist is a
-    root without entries.
+    root without entries. Entries are sorted by path, each once, the members of an archive in its own
+    order. `only` restricts the walk to what lies at or below these paths (absolute, links resolved):
+    the walk answers for them alone.
     """
-    roots = tuple(dict.fromkeys(_real(os.fspath(path)) for path in paths))
-    tour = _Tour(roots, max_file_bytes, hidden)
+    given = [(os.fspath(path), real(os.fspath(path))) for path in paths]
+    roots = tuple(dict.fromkeys(root for _, root in given))
+    tour = _Tour(roots, limits, rules, only)
     for root in roots:
         tour.visit(root)
-    return Walk(
-        entries=tuple(sorted(tour.entries.values(), key=lambda entry: entry.path)),
+    answered = roots if only is None else [o for o in only if any(_is_below(o, r) for r in roots)]
+    return Found(
+        entries=tuple(
+            entry for _, entries in sorted(tour.entries.items()) for entry in entries.values()
+        ),
         reports=tuple(sorted(tour.reports.values(), key=lambda report: report.path)),
-        roots=tuple(_slashes(root) for root in roots),
-        ignored=tour.ignored,
+        roots=tuple(_slashes(root) for root in answered),
+        spare=frozenset(tour.unseen),
+        passed=tour.passed,
+        absent=tuple(
+            (name, _slashes(root))
+            for name, root in given
+            if not os.path.lexists(os.path.expanduser(name))
+        ),
+        areas=tuple(_slashes(root) for root in roots) if only is None else (),
     )
 
 
+@dataclass
 class _Tour:
     """One walk over all roots; every file and folder is visited once."""
 
-    def __init__(self, roots: tuple[str, ...], max_file_bytes: int, hidden: bool) -> None:
-        self.entries: dict[str, FileEntry] = {}
-        self.reports: dict[str, FileReport] = {}
-        self.ignored = 0
-        self._roots = roots
-        self._max_file_bytes = max_file_bytes
-        self._hidden = hidden
-        self._seen: set[tuple[int, int]] = set()  # folders, by device and inode
+    roots: tuple[str, ...]
+    limits: Limits
+    rules: Rules
+    only: Collection[str] | None = None
+    entries: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    """By the file they are in, and their own path: one of an ordinary file, many of an archive."""
+    reports: dict[str, FileReport] = field(default_factory=dict)
+    passed: dict[str, str] = field(default_factory=dict)
+    unseen: set[str] = field(default_factory=set)
+    shelf: Shelf = field(default_factory=Shelf)
+    seen: set[tuple[int, int]] = field(default_factory=set)
+    """Folders, by device and inode."""
+    waiting: list[tuple[str, _Above]] = field(default_factory=list)
+    links: list[tuple[str, str]] = field(default_factory=list)
 
     def visit(self, root: str) -> None:
+        if not self._is_wanted(root):
+            return
         try:
             status = os.stat(root)
         except (FileNotFoundError, NotADirectoryError):
@@ -95,17 +180,31 @@ class _Tour:
         except (OSError, ValueError) as error:
             self._fail(root, f"cannot be opened: {_why(error)}")
             return
-        if not stat.S_ISDIR(status.st_mode):
-            self._file(root, status)
-            return
-        waiting: list[tuple[str, tuple[_Rules, ...]]] = [(root, ())]
-        while waiting:
-            folder, rules = waiting.pop()
-            waiting += reversed(list(self._folder(folder, rules)))
+        self._take(root, status, ())
+        self._walk()
+        for path, target in self._led():
+            self._follow(path, target)
 
-    def _folder(
-        self, folder: str, rules: tuple[_Rules, ...]
-    ) -> Iterator[tuple[str, tuple[_Rules, ...]]]:
+    def _walk(self) -> None:
+        while self.waiting:
+            folder, ignores = self.waiting.pop()
+            self.waiting += reversed(
+                [(path, rules) for path, rules in self._folder(folder, ignores)]
+            )
+
+    def _take(self, path: str, status: os.stat_result, ignores: _Above) -> None:
+        if stat.S_ISDIR(status.st_mode):
+            self.waiting.append((path, ignores))
+        else:
+            self._file(path, status, ignores)
+
+    def _is_wanted(self, path: str) -> bool:
+        """Does the path lie below one of `only`, or on the way there?"""
+        return self.only is None or any(
+            _is_below(path, only) or _is_below(only, path) for only in self.only
+        )
+
+    def _folder(self, folder: str, ignores: _Above) -> Iterator[tuple[str, _Above]]:
         """Take the files of a folder; yield the folders below it that are to be visited."""
         try:
             status = os.stat(folder)
@@ -114,46 +213,65 @@ class _Tour:
         except OSError as error:
             self._fail(folder, f"the folder cannot be opened: {_why(error)}")
             return
-        if (status.st_dev, status.st_ino) in self._seen:
+        if (status.st_dev, status.st_ino) in self.seen:
             return
-        self._seen.add((status.st_dev, status.st_ino))
-        rules = (*rules, *_rules_of(folder))
+        self.seen.add((status.st_dev, status.st_ino))
+        if self.rules.ignore_files:
+            ignores = (*ignores, *_ignores_of(folder))
         for item in items:
-            if (below := self._item(item, rules)) is not None:
-                yield below, rules
+            if self._is_wanted(item.path) and (below := self._item(item, ignores)) is not None:
+                yield below, ignores
 
-    def _item(self, item: os.DirEntry[str], rules: tuple[_Rules, ...]) -> str | None:
+    def _item(self, item: os.DirEntry[str], ignores: _Above) -> str | None:
         """Take one item; return its path when it is a folder to visit."""
         try:
             is_link = item.is_symlink()
             is_folder = item.is_dir(follow_symlinks=False)
-            if self._is_ignored(item, is_folder, rules):
-                self.ignored += 1
+            if (why := self._why_ignored(item.name, item.path, is_folder, ignores)) is not None:
+                self.passed[_slashes(item.path)] = why
             elif is_link:
                 self._link(item.path)
             elif is_folder:
                 return item.path
             else:
-                self._file(item.path, item.stat(follow_symlinks=False))
+                self._file(item.path, item.stat(follow_symlinks=False), ignores)
         except OSError as error:
             self._fail(item.path, f"cannot be read: {_why(error)}")
         return None
 
-    def _is_ignored(
-        self, item: os.DirEntry[str], is_folder: bool, rules: tuple[_Rules, ...]
-    ) -> bool:
-        if item.name in NEVER or (item.name.startswith(".") and not self._hidden):
-            return True
-        return _matches(rules, item.path, is_folder)
+    def _why_ignored(self, name: str, path: str, is_folder: bool, ignores: _Above) -> str | None:
+        if name in NEVER:
+            return f"what is in {name} is never read"
+        if path in self.rules.never:
+            return "it is the index itself"
+        if name.startswith(".") and not self.rules.hidden:
+            return "it is hidden"
+        if (folder := _matches(ignores, path, is_folder)) is not None:
+            return f"it matches an ignore rule in {_shown(folder)}"
+        return None
 
-    def _file(self, path: str, status: os.stat_result) -> None:
+    def _file(self, path: str, status: os.stat_result, ignores: _Above) -> None:
         if not stat.S_ISREG(status.st_mode):
             self._skip(path, "not a regular file (a pipe, socket or device)")
-        elif status.st_size > self._max_file_bytes:
-            self._skip(path, file_too_big(status.st_size, self._max_file_bytes))
+        elif status.st_size > self.limits.max_file_bytes:
+            self._skip(path, file_too_big(status.st_size, self.limits.max_file_bytes))
+        elif self.rules.archives and is_archive(path):
+            self._archive(path, ignores)
         else:
             path = _slashes(path)
-            self.entries[path] = FileEntry(path, status.st_size)
+            self.entries[path] = {path: File(path, status.st_size, self.limits)}
+
+    def _archive(self, path: str, ignores: _Above) -> None:
+        """Take the members of an archive as files of their own."""
+
+        def why_ignored(member: str, is_folder: bool) -> str | None:
+            return self._why_ignored(os.path.basename(member), member, is_folder, ignores)
+
+        listing = members(_slashes(path), self.limits, self.shelf, why_ignored)
+        self.entries[_slashes(path)] = {entry.path: entry for entry in listing.entries}
+        self.reports.update((report.path, report) for report in listing.reports)
+        self.unseen.update(r.path for r in listing.reports if r.status == "failed")
+        self.passed.update(listing.passed)
 
     def _link(self, path: str) -> None:
         """Report a link. Its target is read where it lies, if that is below a root, and only there."""
@@ -163,14 +281,30 @@ class _Tour:
             broken = "broken link" if isinstance(error, FileNotFoundError) else "link that loops"
             self._skip(path, f"{broken} to {_shown(os.readlink(path))}")
             return
-        if any(_is_below(target, root) for root in self._roots):
+        if any(_is_below(target, root) for root in self.roots):
             self._skip(path, f"link to {_shown(target)}, which is read there and not twice")
+            self.links.append((path, target))
         else:
             self._skip(path, f"link out of the given folders, to {_shown(target)}: not followed")
+
+    def _led(self) -> Iterator[tuple[str, str]]:
+        """Yield the links to follow and where they lead, those that are found on the way too."""
+        while self.rules.follow_links and self.links:
+            yield self.links.pop(0)
+
+    def _follow(self, path: str, target: str) -> None:
+        """Read what the walk itself has passed over: it is hidden or ignored, but a link leads there."""
+        passed = [at for at in self.passed if _is_below(_slashes(target), at)]
+        if not passed or target in self.rules.never:
+            return
+        self.passed.pop(_slashes(target), None)
+        self._take(target, os.stat(target), ())
+        self._walk()
 
     def _fail(self, path: str, reason: str) -> None:
         """Report what could not be looked at, unlike a link or a device, which is passed over."""
         path = _slashes(path)
+        self.unseen.add(path)
         self.reports[path] = FileReport(path, "failed", reason)
 
     def _skip(self, path: str, reason: str) -> None:
@@ -178,7 +312,7 @@ class _Tour:
         self.reports[path] = FileReport(path, "skipped", reason)
 
 
-def _rules_of(folder: str) -> Iterator[_Rules]:
+def _ignores_of(folder: str) -> Iterator[_Ignores]:
     """Read a folder's ignore files; the rules of `.epicragignore` come last, so they win."""
     from pathspec import GitIgnoreSpec
 
@@ -191,7 +325,7 @@ def _rules_of(folder: str) -> Iterator[_Rules]:
         if not isinstance(decoded, Unread):
             lines += [line for line in decoded.text.split("\n") if _is_rule(line)]
     if lines:
-        yield _Rules(folder, GitIgnoreSpec.from_lines(lines))
+        yield _Ignores(folder, GitIgnoreSpec.from_lines(lines))
 
 
 def _is_rule(line: str) -> bool:
@@ -205,21 +339,21 @@ def _is_rule(line: str) -> bool:
     return bool(line.strip())
 
 
-def _matches(rules: tuple[_Rules, ...], path: str, is_folder: bool) -> bool:
-    """Is the path ignored? The rules of the nearest folder that say anything decide."""
-    for rule in reversed(rules):
+def _matches(ignores: _Above, path: str, is_folder: bool) -> str | None:
+    """Return the folder whose rules ignore the path, if any: those of the nearest that say anything."""
+    for rule in reversed(ignores):
         inner = _slashes(os.path.relpath(path, rule.folder)) + ("/" if is_folder else "")
         verdict = rule.spec.check_file(inner).include
         if verdict is not None:
-            return verdict
-    return False
+            return rule.folder if verdict else None
+    return None
 
 
 def _is_below(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
 
 
-def _real(path: str) -> str:
+def real(path: str) -> str:
     return os.path.realpath(os.path.expanduser(path))
 
 

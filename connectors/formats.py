@@ -24,7 +24,17 @@ def _format(name: str, extensions: str, function: str, takes: Literal["text", "b
 FORMATS = (
     _format("text", "txt text log", "text:parse_text", "text"),
     _format("markdown", "md markdown mdown mkd", "markdown:parse_markdown", "text"),
+    _format("reStructuredText", "rst rest", "rst:parse_rst", "text"),
+    _format("AsciiDoc", "adoc asciidoc asc", "asciidoc:parse_asciidoc", "text"),
+    _format("Org mode", "org", "org:parse_org", "text"),
+    _format("LaTeX", "tex ltx", "tex:parse_tex", "text"),
+    _format("subtitles", "srt vtt", "subtitles:parse_subtitles", "text"),
     _format("html", "html htm xhtml", "html:parse_html", "text"),
+    _format("notebook", "ipynb", "notebook:parse_notebook", "text"),
+    _format("e-mail", "eml", "mail:parse_mail", "bytes"),
+    _format("mailbox", "mbox", "mailbox_file:parse_mailbox", "bytes"),
+    _format("EPUB", "epub", "epub:parse_epub", "bytes"),
+    _format("XML", "xml nxml jats rss atom opml kml gpx", "xml_text:parse_xml", "text"),
     _format("pdf", "pdf", "pdf:parse_pdf", "bytes"),
     _format("Word", "docx docm dotx", "docx:parse_docx", "bytes"),
     _format("PowerPoint", "pptx pptm ppsx", "pptx:parse_pptx", "bytes"),
@@ -37,6 +47,10 @@ FORMATS = (
     _format("Word 97", "doc dot", "doc:parse_doc", "bytes"),
     _format("PowerPoint 97", "ppt pps", "ppt:parse_ppt", "bytes"),
     _format("Outlook e-mail", "msg", "msg:parse_msg", "bytes"),
+    _format("CSV", "csv", "csv_table:parse_csv", "text"),
+    _format("TSV", "tsv tab", "csv_table:parse_tsv", "text"),
+    _format("JSON", "json geojson", "json_records:parse_json", "text"),
+    _format("JSON lines", "jsonl ndjson", "json_records:parse_json_lines", "text"),
 )
 """Every format but source code, which is known by many names."""
 _BY_EXTENSION = {extension: format for format in FORMATS for extension in format.extensions}
@@ -84,14 +98,12 @@ _BARE_CODE = {
 }  # fmt: skip
 
 _NAMES = {
-    "rst": "reStructuredText", "rest": "reStructuredText", "org": "Org mode", "adoc": "AsciiDoc",
-    "asciidoc": "AsciiDoc", "tex": "LaTeX", "bib": "BibTeX", "rtf": "Rich Text", "docx": "Word",
+    "bib": "BibTeX", "rtf": "Rich Text", "docx": "Word",
     "doc": "Word 97", "odt": "OpenDocument text", "xlsx": "Excel", "xlsm": "Excel", "xls": "Excel 97",
     "ods": "OpenDocument sheet", "pptx": "PowerPoint", "ppt": "PowerPoint 97",
     "odp": "OpenDocument slides", "csv": "CSV", "tsv": "TSV", "json": "JSON", "jsonl": "JSON lines",
     "ndjson": "JSON lines", "xml": "XML", "eml": "e-mail", "msg": "Outlook e-mail", "mbox": "mailbox",
-    "epub": "EPUB", "mobi": "e-book", "azw3": "e-book", "ipynb": "Jupyter notebook", "srt": "subtitles",
-    "vtt": "subtitles", "png": "image", "jpg": "image", "jpeg": "image", "gif": "image",
+    "epub": "EPUB", "mobi": "e-book", "azw3": "e-book", "ipynb": "Jupyter notebook", "png": "image", "jpg": "image", "jpeg": "image", "gif": "image",
     "webp": "image", "bmp": "image", "tif": "image", "tiff": "image", "svg": "image", "ico": "image",
     "heic": "image", "mp3": "sound", "wav": "sound", "ogg": "sound", "flac": "sound", "m4a": "sound",
     "mp4": "video", "mkv": "video", "avi": "video", "mov": "video", "webm": "video",

@@ -23,7 +23,7 @@ from epicrag.types import Document, Unread
 if TYPE_CHECKING:
     from epicrag.connectors.formats import Format
 
-__all__ = ["Limits", "read", "supported"]
+__all__ = ["Limits", "read", "read_bytes", "supported"]
 
 _NO_LIMITS = Limits()
 
@@ -38,16 +38,37 @@ def read(path: str, *, limits: Limits = _NO_LIMITS) -> Document | Unread:
     form = format_of(path)
     if form is None:
         return Unread("unsupported", unsupported_reason(path))
-    data = _load(path, limits.max_file_bytes)
+    data = load(path, limits.max_file_bytes)
     if isinstance(data, Unread):
         return data
-    parsed = _guarded(form, path, data, limits)
+    name = path.replace(os.sep, "/") if os.sep != "/" else path
+    return read_bytes(name, data, limits=limits)
+
+
+def read_bytes(
+    path: str,
+    data: bytes,
+    *,
+    limits: Limits = _NO_LIMITS,
+    name: str | None = None,
+    charset: str | None = None,
+) -> Document | Unread:
+    """Read what a file would hold. The format is that of `name`, by default the end of the path.
+
+    `charset` is what the bytes are said to be in by whoever sent them.
+    """
+    form = format_of(name or path)
+    if form is None:
+        return Unread("unsupported", unsupported_reason(name or path))
+    parsed = _guarded(form, name or path, data, limits, charset)
     if isinstance(parsed, Unread):
         return parsed
     if is_blank(parsed.text):
         return Unread("empty", "no text in it")
+    if len(parsed.text) > limits.max_chars:
+        return too_long(len(parsed.text), limits.max_chars)
     return Document(
-        path=path.replace(os.sep, "/") if os.sep != "/" else path,
+        path=path,
         text=parsed.text,
         digest=hashlib.sha256(data).hexdigest(),
         media=parsed.media,
@@ -60,7 +81,7 @@ def read(path: str, *, limits: Limits = _NO_LIMITS) -> Document | Unread:
     )
 
 
-def _load(path: str, max_bytes: int) -> bytes | Unread:
+def load(path: str, max_bytes: int) -> bytes | Unread:
     """Return the bytes of a file that is a regular file and not over the limit."""
     try:
         status = os.stat(path)
@@ -77,22 +98,26 @@ def _load(path: str, max_bytes: int) -> bytes | Unread:
     return data
 
 
-def _guarded(form: Format, path: str, data: bytes, limits: Limits) -> Parsed | Unread:
+def _guarded(
+    form: Format, path: str, data: bytes, limits: Limits, charset: str | None
+) -> Parsed | Unread:
     """Run a reader. A fault in it or in its library costs this file, not the run."""
     try:
-        return _parse(form, path, data, limits)
+        return _parse(form, path, data, limits, charset)
     except Exception as error:  # noqa: BLE001 - whatever a parser raises on hostile bytes
         name = type(error).__name__
         return Unread("failed", f"the {form.name} reader could not read it: {name}: {error}"[:500])
 
 
-def _parse(form: Format, path: str, data: bytes, limits: Limits) -> Parsed | Unread:
+def _parse(
+    form: Format, path: str, data: bytes, limits: Limits, charset: str | None
+) -> Parsed | Unread:
     parse = _function(form)
     if form.takes == "bytes":
         return parse(data, limits)
     if (content := foreign_content(data)) is not None:
         return Unread("unsupported", f"named .{extension_of(path)}, but it holds {content}")
-    decoded = decode(data, _declared(form, data))
+    decoded = decode(data, charset or _declared(form, data))
     if isinstance(decoded, Unread):
         return decoded
     if len(decoded.text) > limits.max_chars:
@@ -114,7 +139,7 @@ def _function(form: Format) -> Callable[..., Parsed | Unread]:
 
 def _declared(form: Format, data: bytes) -> str | None:
     """The character set that a file says it is in, where its format has a way to say so."""
-    if form.name != "html":
+    if form.name not in ("html", "XML"):
         return None
     from epicrag.connectors.html import declared_charset
 

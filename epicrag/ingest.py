@@ -1,4 +1,4 @@
-"""Make the index equal to the files: walk, plan, read, split, embed, store, and compile what lacks KV.
+"""Make the index equal to its sources: look, plan, read, split, embed, store, and compile what lacks KV.
 
 One transaction a document, so that a run killed at any moment leaves an index that opens; what is left
 to do is derived from what is there, so that the next run resumes. Nothing heavy is loaded before it is
@@ -8,20 +8,19 @@ known to be needed: a run over unchanged files loads neither torch nor a model.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice, pairwise
-from pathlib import Path, PurePath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from epicrag.errors import EpicragError, UsageError
-from epicrag.types import Chunk, Document, FileEntry, FileReport, FileStatus, Unread
+from epicrag.types import Chunk, Document, Entry, FileReport, FileStatus, Unread
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epicrag.config import Config
-    from epicrag.connectors.read import Limits
+    from epicrag.connectors.found import Found, Source
     from epicrag.connectors.split import TokenCounter
     from epicrag.index.catalog import Catalog, DocumentRow
     from epicrag.index.embed import Embedder
@@ -39,9 +38,15 @@ if TYPE_CHECKING:
     from epicrag.index.vectors import VectorIndex
     from epicrag.serving.engine import Engine
     from epicrag.serving.prompt import Piece
+    from epicrag.uses import Uses
 
 EMBED_BATCH = 128
 """Passages handed to the embedder at once: bounds memory whatever the size of a document."""
+SPARE_CHUNKS = 20_000
+"""Passages of deleted documents whose vectors a run holds, about: for documents that moved and changed."""
+ENTRY_BYTES = 1024
+"""What a file of KV takes besides its tokens: its header, or a little more."""
+_EXTRA_TOKENS = 4
 KV_BATCH = 16
 """Chunks compiled between two notes in the catalog: what an interrupted run may have to look up again."""
 
@@ -50,9 +55,10 @@ KV_BATCH = 16
 class Event:
     """How far a run is: `done` of `total` files ("file"), of the passages of one long file ("embed") or
     of the tokens to compile ("kv"); or a word to the user ("note"), or what begins now ("doing"). A bench
-    counts its measurements ("bench"), and an evaluation its questions ("eval")."""
+    counts its measurements ("bench"), an evaluation its questions ("eval"), a rebuild its passages ("reembed")
+    and an archive its files ("archive")."""
 
-    stage: Literal["file", "embed", "kv", "note", "doing", "bench", "eval"]
+    stage: Literal["file", "embed", "reembed", "kv", "archive", "note", "doing", "bench", "eval"]
     done: int = 0
     total: int = 0
     report: FileReport | None = None
@@ -82,6 +88,10 @@ class IngestResult:
     dry_run: bool = False
     interrupted: bool = False
     notes: tuple[str, ...] = ()
+    ignored: int = 0
+    """Files and folders passed over in silence: hidden, or matched by an ignore rule."""
+    held: int = 0
+    """Documents that are gone and still in the index: they were most of it, and nobody has said yes."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -124,6 +134,8 @@ class Tools(Protocol):
     @property
     def kv_store(self) -> KVStore: ...
     @property
+    def uses(self) -> Uses: ...
+    @property
     def counter(self) -> TokenCounter: ...
     @property
     def embedder(self) -> Embedder: ...
@@ -133,34 +145,55 @@ class Tools(Protocol):
     def engine_identity(self) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a run is to be carried out; see `Pipeline.ingest`."""
+
+    kv: bool = True
+    dry_run: bool = False
+    yes: bool = False
+    wait: float = 0.0
+    """Seconds to wait for another process that is writing."""
+    hold: bool = False
+    """Where most of the index would go, leave that and do the rest, instead of MassDeleteError."""
+    lately: int = 0
+    """Documents deleted a moment ago, as part of what may be one loss."""
+    light: bool = False
+    """Where nothing has changed, do nothing at all: the KV was looked through a moment ago."""
+
+
 def ingest(
     tools: Tools,
-    paths: Sequence[str | Path],
-    *,
-    kv: bool = True,
-    dry_run: bool = False,
-    yes: bool = False,
+    sources: Sequence[Source],
+    manner: Manner,
     progress: Progress | None = None,
 ) -> IngestResult:
     """Carry out one run; see `Pipeline.ingest`."""
     began = time.perf_counter()
     run = _Run(tools, progress or (lambda event: None))
-    with _lock(tools.config.index, dry_run):
-        plan = run.plan(paths)
-        if not yes and not dry_run:
-            run.guard(plan)
-        interrupted = not dry_run and run.carry_out(plan, kv)
-    if dry_run:
-        run.foretell(plan)
-    return run.result(began, dry_run=dry_run, interrupted=interrupted)
+    interrupted = False
+    with ExitStack() as stack:
+        for source in sources:
+            stack.callback(source.close)
+        parts = [source.find() for source in sources if source.is_remote]
+        stack.enter_context(_lock(tools.config.index, manner, run.note))
+        parts += [source.find() for source in sources if not source.is_remote]
+        plan = run.guard(run.plan(parts), manner)
+        if manner.dry_run:
+            run.foretell(plan)
+        elif plan.has_work or not manner.light:
+            interrupted = run.carry_out(plan, manner.kv)
+    return run.result(began, dry_run=manner.dry_run, interrupted=interrupted)
 
 
-def _lock(folder: Path, dry_run: bool) -> AbstractContextManager[object]:
-    if dry_run:
+def _lock(
+    folder: Path, manner: Manner, say: Callable[[str], None]
+) -> AbstractContextManager[object]:
+    if manner.dry_run:
         return nullcontext()
     from epicrag.index.lock import WriterLock
 
-    return WriterLock(folder)
+    return WriterLock(folder, manner.wait, say)
 
 
 @dataclass(slots=True)
@@ -171,56 +204,41 @@ class _Run:
     progress: Progress
     reports: dict[str, FileReport] = field(default_factory=dict)
     known: dict[str, DocumentRow] = field(default_factory=dict)
-    roots: tuple[str, ...] = ()
+    found: Found | None = None
+    held: int = 0
+    spare_vectors: dict[str, NDArray[float32]] = field(default_factory=dict)
+    """By chunk id: of documents that this run deleted. What they held may stand elsewhere now."""
     notes: list[str] = field(default_factory=list)
     checked: Embedder | None = None
     done: int = 0
     total: int = 0
     kv_chunks: int = 0
     kv_tokens: int = 0
-
-    @property
-    def limits(self) -> Limits:
-        """How much one file may ask of the machine, as configured."""
-        from epicrag.connectors.read import Limits
-
-        config = self.tools.config
-        return Limits(
-            max_file_bytes=config.max_file_mb << 20,
-            max_chars=config.max_chars,
-            max_pages=config.max_pages,
-            max_pdf_seconds=config.max_pdf_seconds,
-            max_archive_members=config.max_archive_members,
-            max_inflated_bytes=config.max_inflated_mb << 20,
-            max_inflation_ratio=config.max_inflation_ratio,
-            max_file_seconds=config.max_file_seconds,
-        )
+    only: AbstractSet[int] | None = None
+    """The rows of the chunks whose KV is wanted; None: of all."""
 
     # --- before anything is written ---
 
-    def plan(self, paths: Sequence[str | Path]) -> Plan:
-        """Walk the paths and compare with the catalog; refuse a path that neither has heard of."""
-        from epicrag.connectors.folder import walk
-        from epicrag.index.sync import file_digest, plan
+    def plan(self, parts: list[Found]) -> Plan:
+        """Compare what was found with the catalog; refuse a path that neither has heard of."""
+        from epicrag.connectors.found import merged
+        from epicrag.index.sync import plan
 
         self.known = {row.path: row for row in self.tools.catalog.documents()}
-        given = [Path(path) for path in paths]
-        for path in given:
-            self._check_known(path)
-        found = walk(given, max_file_bytes=self.limits.max_file_bytes)
-        self.roots = found.roots
+        self.found = found = merged(parts)
+        for name, root in found.absent:
+            self._check_known(name, root)
         if found.ignored and not found.entries:
-            self._note(f"every file found is hidden or matched by an ignore rule ({found.ignored})")
+            self.note(f"every file found is hidden or matched by an ignore rule ({found.ignored})")
         self.reports = {report.path: report for report in found.reports}
-        unseen = [path for path, report in self.reports.items() if report.status == "failed"]
-        planned = plan(self.tools.catalog, found.entries, found.roots, file_digest, spare=unseen)
+        planned = plan(
+            self.tools.catalog, found.entries, found.roots, held=found.held, spare=found.spare
+        )
         return self._resplit(planned)
 
-    def _check_known(self, path: Path) -> None:
-        name = os.path.expanduser(path)
-        root = Path(os.path.realpath(name)).as_posix()
-        if not os.path.lexists(name) and not any(_is_below(known, root) for known in self.known):
-            raise no_such_path(path)
+    def _check_known(self, name: str, root: str) -> None:
+        if not any(_is_below(known, root) for known in self.known):
+            raise no_such_path(name)
 
     def _resplit(self, plan: Plan) -> Plan:
         """Count as changed what was split with another chunk size than asked for now."""
@@ -236,24 +254,29 @@ class _Run:
             unchanged=tuple(e for e in plan.unchanged if e.path not in stale),
         )
 
-    def guard(self, plan: Plan) -> None:
+    def guard(self, plan: Plan, manner: Manner) -> Plan:
+        """Refuse to delete most of the index, or leave that out, unless somebody has said yes."""
         from epicrag.index.sync import is_mass_delete
 
-        if is_mass_delete(plan, len(self.known)):
+        is_mass = is_mass_delete(plan, len(self.known), manner.lately)
+        if not is_mass or manner.yes or manner.dry_run:
+            return plan
+        if not manner.hold:
             raise MassDeleteError(len(plan.delete), len(self.known))
+        self.held = len(plan.delete)
+        return replace(plan, delete=())
 
     def foretell(self, plan: Plan) -> None:
-        """Report what the plan would do; whether a file's content can be read is not yet known."""
-        from epicrag.connectors.read import supported
-
+        """Report what the plan would do; whether its content can be read is not yet known."""
         self._report_untouched(plan)
         for entry in plan.add:
-            status: FileStatus = "added" if supported(entry.path) else "unsupported"
-            self._report(FileReport(entry.path, status))
+            refusal = entry.refusal()
+            status: FileStatus = "added" if refusal is None else "unsupported"
+            self._report(FileReport(entry.path, status, refusal))
         for entry in plan.change:
             self._report(FileReport(entry.path, "changed"))
         for old, entry in plan.rename:
-            self._report(self._as_known(old, FileReport(entry.path, "renamed", f"was {old}")))
+            self._report(self._renamed(old, entry))
         for path in plan.delete:
             self._report(self._deleted(path))
 
@@ -266,7 +289,7 @@ class _Run:
         generation = catalog.generation
         try:
             self._apply(plan)
-            self._settle(self.roots)
+            self._settle()
             if catalog.generation != generation:
                 self.tools.vectors.refresh()
             own = self._compile() if kv else own_keys(catalog)
@@ -295,28 +318,41 @@ class _Run:
         return self.checked
 
     def _apply(self, plan: Plan) -> None:
-        catalog = self.tools.catalog
+        catalog, found = self.tools.catalog, self.found
         self.total = sum(map(len, (plan.add, plan.change, plan.rename, plan.delete)))
         self._report_untouched(plan)
-        for old, entry in plan.rename:
-            self._report(self._rename(old, entry))
+        if found and found.web_roots:  # before the documents: what has no origin is never missed
+            catalog.origins.note(found.origins)
+        self._rename(plan.rename)
         for path in plan.delete:
-            catalog.delete_document(path)
-            self._report(self._deleted(path))
+            self._delete(path, is_reused=bool(plan.add or plan.change))
         for entry in plan.change:
             self._report(self._try_document(entry, "changed"))
         for entry in plan.add:
             self._report(self._try_document(entry, "added"))
+        if found and found.web_roots:
+            catalog.origins.prune(found.web_roots, found.origins, found.spare)
 
-    def _rename(self, old: str, entry: FileEntry) -> FileReport:
-        """Relabel a document; the same bytes under another extension may read otherwise: read again."""
-        self.tools.catalog.rename_document(old, entry.path)
-        if PurePath(old).suffix != PurePath(entry.path).suffix:
-            self.known[entry.path] = self.known[old]
-            return self._try_document(entry, "renamed")
-        return self._as_known(old, FileReport(entry.path, "renamed", f"was {old}"))
+    def _rename(self, pairs: Sequence[tuple[str, Entry]]) -> None:
+        """Relabel documents; the same bytes under another extension may read otherwise: read again."""
+        self.tools.catalog.rename_documents([(old, entry.path) for old, entry in pairs])
+        reports = [self._renamed(old, entry) for old, entry in pairs]
+        self.known |= {entry.path: self.known[old] for old, entry in pairs}
+        for (old, entry), report in zip(pairs, reports, strict=True):
+            if PurePosixPath(old).suffix != PurePosixPath(entry.path).suffix:
+                report = self._try_document(entry, "renamed")
+            self._report(report)
 
-    def _try_document(self, entry: FileEntry, status: FileStatus) -> FileReport:
+    def _delete(self, path: str, *, is_reused: bool) -> None:
+        """Forget a document; its vectors are kept for this run, for what moved and was edited at once."""
+        catalog = self.tools.catalog
+        if is_reused and len(self.spare_vectors) < SPARE_CHUNKS:
+            ids = {chunk.id for _, chunk in catalog.chunks(path)}
+            self.spare_vectors |= catalog.vectors_of(ids)
+        catalog.delete_document(path)
+        self._report(self._deleted(path))
+
+    def _try_document(self, entry: Entry, status: FileStatus) -> FileReport:
         """Bring one document in; whatever is wrong with it concerns this document only."""
         try:
             return self._document(entry, status)
@@ -326,11 +362,10 @@ class _Run:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             return FileReport(entry.path, "failed", reason)
 
-    def _document(self, entry: FileEntry, status: FileStatus) -> FileReport:
-        from epicrag.connectors.read import read
+    def _document(self, entry: Entry, status: FileStatus) -> FileReport:
         from epicrag.connectors.split import split
 
-        document = read(entry.path, limits=self.limits)
+        document = entry.read()
         if isinstance(document, Unread):
             return self._unread(entry, document)
         chunks = split(document, self.tools.counter, chunk_tokens=self.tools.config.chunk_tokens)
@@ -352,17 +387,24 @@ class _Run:
             catalog.set_kv(kept)
 
     def _embed(self, chunks: Sequence[Chunk]) -> list[NDArray[float32]]:
-        vectors: list[NDArray[float32]] = []
-        began = time.perf_counter()
-        for at in range(0, len(chunks), EMBED_BATCH):
-            texts = [chunk.model_text for chunk in chunks[at : at + EMBED_BATCH]]
-            vectors.extend(self._embedder().passages(texts))
-            if len(chunks) > EMBED_BATCH:
+        """Return the vectors of passages; what the index knows under another name is not computed again."""
+        vectors = self.tools.catalog.vectors_of({chunk.id for chunk in chunks})
+        texts = {chunk.id: chunk.model_text for chunk in chunks if chunk.id not in vectors}
+        for chunk_id in self.spare_vectors.keys() & texts.keys():
+            vectors[chunk_id] = self.spare_vectors[chunk_id]
+            del texts[chunk_id]
+        began, ids = time.perf_counter(), list(texts)
+        for at in range(0, len(ids), EMBED_BATCH):
+            some = ids[at : at + EMBED_BATCH]
+            found = self._embedder().passages([texts[chunk_id] for chunk_id in some])
+            vectors.update(zip(some, map(_finite, found), strict=True))
+            if len(ids) > EMBED_BATCH:
                 seconds = time.perf_counter() - began
-                self.progress(Event("embed", len(vectors), len(chunks), seconds=seconds))
-        return vectors
+                done = min(at + EMBED_BATCH, len(ids))
+                self.progress(Event("embed", done, len(ids), seconds=seconds))
+        return [vectors[chunk.id] for chunk in chunks]
 
-    def _unread(self, entry: FileEntry, unread: Unread) -> FileReport:
+    def _unread(self, entry: Entry, unread: Unread) -> FileReport:
         """A failure keeps the old version answerable; a file that now holds no text takes it away."""
         reason = unread.reason
         if entry.path in self.known and unread.status == "failed":
@@ -372,11 +414,11 @@ class _Run:
             reason += " (its earlier text was removed from the index)"
         return FileReport(entry.path, unread.status, reason)
 
-    def _settle(self, roots: Sequence[str]) -> None:
-        """Remember which chunk size the files below these roots were split with."""
+    def _settle(self) -> None:
+        """Remember which chunk size the documents of these sources were split with."""
         catalog, wanted = self.tools.catalog, self.tools.config.chunk_tokens
         sizes = _chunk_sizes(catalog)
-        for root in roots:
+        for root in self.found.areas if self.found else ():
             sizes = {path: size for path, size in sizes.items() if not _is_below(path, root)}
             if _size_at(sizes, root) != wanted:
                 sizes[root] = wanted
@@ -389,67 +431,102 @@ class _Run:
         catalog, identity = self.tools.catalog, self.tools.engine_identity()
         is_current = catalog.setting("kv_identity") == identity
         if is_current and (refusal := catalog.setting("kv_refusal")):
-            self._note(refusal)
+            self.note(refusal)
             return own_keys(catalog)
         pending = self._pending()
-        if not pending and (is_current or not catalog.counts().chunks):
+        each = int(catalog.setting("kv_bytes_per_token") or 0)
+        fitting = self._that_fits(each, pending) if is_current and each else None
+        nothing = not (pending if fitting is None else fitting)
+        if nothing and (is_current or not catalog.counts().chunks):
             return own_keys(catalog)
         engine = self.tools.engine
         self._describe(engine)
         if engine.refusal:
             catalog.set_setting("kv_identity", identity)
-            self._note(engine.refusal)
+            self.note(engine.refusal)
             return own_keys(catalog)
         if catalog.setting("kv_profile") != engine.profile:
             # Before the first entry of the new kind: a run that is killed must not leave two kinds mixed.
             catalog.set_setting("kv_identity", "")
             catalog.clear_kv()
             catalog.set_setting("kv_profile", engine.profile)
-            pending = self._pending()
+            pending, fitting = self._pending(), None
         catalog.set_setting("kv_own_keys", json.dumps(sorted(engine.own_keys())))
-        self._compile_all(engine, self._that_fits(engine, pending))
+        if fitting is None:
+            fitting = self._that_fits(engine.kv_bytes_per_token, pending)
+        self._compile_all(engine, fitting)
         catalog.set_setting("kv_identity", identity)
         return engine.own_keys()
 
     def _pending(self) -> dict[int, int]:
-        """Return row: tokens of the chunks that lack their KV."""
-        return {
-            row: chunk.n_tokens
-            for row, chunk in self.tools.catalog.all_chunks()
-            if not self._has_kv(row)
+        """Return row: tokens of the chunks that lack their KV, the most retrieved first, then in reading order."""
+        contains = self.tools.kv_store.contains
+        lacking = {
+            row: tokens
+            for row, tokens, key in self.tools.catalog.chunk_keys()
+            if (self.only is None or row in self.only) and not (key and contains(key))
         }
+        uses = self.tools.catalog.uses() if lacking else {}
+        return dict(sorted(lacking.items(), key=lambda item: -uses.get(item[0], 0)))
 
-    def _has_kv(self, row: int) -> bool:
-        key = self.tools.catalog.kv_key(row)
-        # Under a disk budget the store may have evicted it: computed again when it is asked for.
-        is_bounded = self.tools.config.kv_disk is not None
-        return key is not None and (is_bounded or self.tools.kv_store.contains(key))
+    def _that_fits(self, each: int, pending: dict[int, int]) -> dict[int, int]:
+        """Return the chunks, in their order, whose KV finds room; say what is left out, and why.
 
-    def _that_fits(self, engine: Engine, pending: dict[int, int]) -> dict[int, int]:
-        """Return the chunks, in reading order, whose KV the disk has room for; say what is left out."""
-        config, each = self.tools.config, engine.kv_bytes_per_token
-        room = _room_bytes(config.index)
-        if config.kv_disk is not None:
-            room = min(room, config.kv_disk - self.tools.kv_store.nbytes())
-        fitting: dict[int, int] = {}
-        for row, tokens in pending.items():
-            room -= tokens * each
-            if room < 0:
-                break
-            fitting[row] = tokens
+        each: bytes that a token takes. Under a budget, KV that is there makes room for what is retrieved more.
+        """
+        if not pending:
+            return {}
+        room = _room_bytes(self.tools.config.index)
+        on_disk = _take(pending, lambda row: _entry_bytes(pending[row], each), room)
+        worth_it = self._worth_it(pending, each)
+        fitting = {row: pending[row] for row in on_disk if row in worth_it}
         if left := len(pending) - len(fitting):
-            self._note(
-                f"the KV of {left:,} of {len(pending):,} chunks finds no room on disk "
-                f"({each:,} bytes a token) and is computed when it is first used; "
-                "free some space, or use a smaller model"
+            is_full = len(on_disk) < len(worth_it)
+            why = "finds no room on disk" if is_full else "does not fit into kv_disk"
+            help = "free some space" if is_full else "raise kv_disk"
+            self.note(
+                f"the KV of {left:,} of {len(pending):,} chunks {why} "
+                f"({each:,} bytes a token) and is computed when it is first used: the most retrieved come "
+                f"first; {help}, set kv_dtype to int8, or use a smaller model"
             )
         return fitting
+
+    def _worth_it(self, pending: dict[int, int], each: int) -> AbstractSet[int]:
+        """Those of the pending chunks whose KV the budget has room for: the most retrieved of all.
+
+        Of chunks that are retrieved alike those keep theirs that have it, so that no run undoes another's work.
+        """
+        budget, catalog = self.tools.config.kv_disk, self.tools.catalog
+        if budget is None:
+            return pending.keys()
+        sizes, uses = self.tools.kv_store.sizes(), catalog.uses()
+        budget -= sum(sizes.get(key, 0) for key in own_keys(catalog))
+        there = {row: key for _, row, key in catalog.kv_rows() if key in sizes}
+        chosen = self.only or ()
+        rows = sorted(
+            (*there, *pending),
+            key=lambda row: (-uses.get(row, 0), row not in chosen, row in pending),
+        )
+        counted: set[str] = set()  # several chunks may share one entry
+
+        def cost(row: int) -> int:
+            if row in pending:
+                return _entry_bytes(pending[row], each)
+            is_new = there[row] not in counted
+            counted.add(there[row])
+            return sizes[there[row]] if is_new else 0
+
+        return {row for row in _take(rows, cost, budget) if row in pending}
 
     def _compile_all(self, engine: Engine, pending: dict[int, int]) -> None:
         """Compile in batches; what is compiled is noted even if the next chunk is interrupted."""
         began, done, total = time.perf_counter(), 0, sum(pending.values())
+        uses = self.tools.catalog.uses()
         for rows, pieces in _batches(self.tools.catalog, pending):
             keys: list[tuple[int, str]] = []
+            if self.tools.config.kv_disk is not None:
+                worth = (uses.get(row, 0) for row in rows)
+                self.tools.uses.expect(dict(zip(map(engine.key_of, pieces), worth, strict=True)))
             try:
                 for i, key, computed in engine.compile(pieces):
                     keys.append((rows[i], key))
@@ -465,6 +542,7 @@ class _Run:
         """Leave what `status` shows, and the next run needs to know, without loading the model."""
         self.tools.catalog.set_setting("kv_refusal", engine.refusal or "")
         self.tools.catalog.set_setting("kv_bytes_per_token", str(engine.kv_bytes_per_token))
+        self.tools.catalog.set_setting("kv_dtype", engine.kv_dtype)
         for name in ("name", "fingerprint", "tokenizer_fingerprint", "dtype", "compile_mode"):
             self.tools.catalog.set_setting(f"model_{name}", str(getattr(engine, name)))
 
@@ -480,19 +558,31 @@ class _Run:
         for entry in plan.unchanged:
             report = self._as_known(entry.path, FileReport(entry.path, "unchanged"))
             self.reports[entry.path] = report
+        doomed = set(plan.delete)
         for path in sorted(self.reports):
-            if path not in plan.delete:  # said when it is done, with the reason of the walk
+            if path not in doomed:  # said when it is done, with the reason of the walk
                 self.progress(Event("file", 0, self.total, self.reports[path]))
 
     def _as_known(self, path: str, report: FileReport) -> FileReport:
         row = self.known[path]
         return replace(report, chunks=row.chunks, tokens=row.tokens)
 
-    def _deleted(self, path: str) -> FileReport:
-        why = self.reports.get(path)
-        return FileReport(path, "deleted", why.reason if why else None)
+    def _renamed(self, old: str, entry: Entry) -> FileReport:
+        return self._as_known(old, FileReport(entry.path, "renamed", f"was {old}"))
 
-    def _note(self, message: str) -> None:
+    def _deleted(self, path: str) -> FileReport:
+        """The report of a document that is gone: why, where it is still there and passed over now."""
+        from epicrag.index.sync import above
+
+        passed = self.found.passed if self.found else {}
+        for place in above(path):
+            if (report := self.reports.get(place)) and report.status != "deleted":
+                return FileReport(path, "deleted", report.reason)
+            if place in passed:
+                return FileReport(path, "deleted", passed[place])
+        return FileReport(path, "deleted")
+
+    def note(self, message: str) -> None:
         self.notes.append(message)
         self.progress(Event("note", message=message))
 
@@ -506,27 +596,57 @@ class _Run:
             dry_run=dry_run,
             interrupted=interrupted,
             notes=tuple(self.notes),
+            ignored=self.found.ignored if self.found else 0,
+            held=self.held,
         )
 
 
+def compile_kv(
+    tools: Tools, rows: AbstractSet[int], progress: Progress | None = None
+) -> IngestResult:
+    """Compute the KV of these chunks where it is not on disk; the result has no files. See `warm`."""
+    began = time.perf_counter()
+    run = _Run(tools, progress or (lambda event: None), only=rows)
+    interrupted = False
+    with _lock(tools.config.index, Manner(), lambda text: None):
+        try:
+            run._compile()
+        except KeyboardInterrupt:
+            interrupted = True
+    return run.result(began, dry_run=False, interrupted=interrupted)
+
+
 def _batches(
-    catalog: Catalog, pending: Container[int]
+    catalog: Catalog, pending: Iterable[int]
 ) -> Iterator[tuple[tuple[int, ...], tuple[Piece, ...]]]:
-    """Yield the rows and pieces of pending chunks, in reading order, few enough to hold in memory."""
-    found = (item for item in _pieces(catalog) if item[0] in pending)
-    while batch := list(islice(found, KV_BATCH)):
-        yield tuple(row for row, _ in batch), tuple(piece for _, piece in batch)
+    """Yield the rows and pieces of pending chunks, in their order, few enough to hold in memory."""
+    rows = iter(pending)
+    while batch := tuple(islice(rows, KV_BATCH)):
+        yield batch, tuple(_piece(catalog, row) for row in batch)
 
 
-def _pieces(catalog: Catalog) -> Iterator[tuple[int, Piece]]:
-    """Yield each chunk's row, and its text with the text before it in its document."""
+def _piece(catalog: Catalog, row: int) -> Piece:
+    """A chunk's text, with the text before it in its document."""
     from epicrag.serving.prompt import Piece
 
-    previous: Chunk | None = None
-    for row, chunk in catalog.all_chunks():
-        is_next = previous is not None and previous.document == chunk.document
-        yield row, Piece(chunk.model_text, previous.model_text if previous and is_next else None)
-        previous = chunk
+    previous = catalog.previous(row)
+    return Piece(catalog.chunk(row).model_text, previous.model_text if previous else None)
+
+
+def _take(rows: Iterable[int], cost: Callable[[int], int], room: int) -> list[int]:
+    """The first of these rows that there is room for, up to the one that finds none."""
+    taken = []
+    for row in rows:
+        room -= cost(row)
+        if room < 0:
+            break
+        taken.append(row)
+    return taken
+
+
+def _entry_bytes(tokens: int, each: int) -> int:
+    """What a chunk's KV takes on disk, or a little more: the model is shown more than its text."""
+    return (tokens + _EXTRA_TOKENS) * each + ENTRY_BYTES
 
 
 def _in_context(chunks: Sequence[Chunk]) -> list[tuple[str, str]]:
@@ -541,7 +661,19 @@ def no_such_path(path: str | Path) -> UsageError:
 
 
 def _is_below(path: str, root: str) -> bool:
-    return path == root or path.startswith(root.rstrip("/") + "/")
+    from epicrag.index.sync import is_below
+
+    return is_below(path, {root})
+
+
+def _finite(windows: NDArray[float32]) -> NDArray[float32]:
+    """Leave out the windows of a passage that an embedder made nothing of: they are not to be found."""
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        lengths = np.linalg.norm(windows, axis=1)
+    kept: NDArray[float32] = windows[np.isfinite(lengths) & (lengths > 0)]
+    return kept
 
 
 def _room_bytes(folder: Path) -> int:
@@ -562,10 +694,8 @@ def _chunk_sizes(catalog: Catalog) -> dict[str, int]:
 
 
 def _size_at(sizes: dict[str, int], path: str) -> int | None:
-    """Return the size recorded for the nearest path at or above this one."""
-    while path not in sizes:
-        above = path.rpartition("/")[0]
-        if not above:
-            return sizes.get("/")
-        path = above
-    return sizes[path]
+    """Return the size recorded for the nearest place at or above this path."""
+    from epicrag.index.sync import above
+
+    places = [place for place in above(path) if place in sizes]
+    return sizes[max(places, key=len)] if places else None

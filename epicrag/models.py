@@ -152,6 +152,11 @@ class Models:
             raise self._missing(place)
         return ready
 
+    def lacks(self, name: str) -> str | None:
+        """Return what has to be done before a model can be loaded, None when nothing has. UsageError: unknown."""
+        place = self._place(name)
+        return None if _ready(place) else self._missing(place).message
+
     def ensure(self, name: str, progress: Progress | None = None) -> Path:
         """Return the folder to load, after converting or fetching the model if it is not here yet.
 

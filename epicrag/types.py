@@ -10,7 +10,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 # --- documents -----------------------------------------------------------------------------------
 
@@ -189,13 +189,42 @@ FileStatus = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """A file that the walk found and may be read."""
+class Entry(Protocol):
+    """What a source holds and the index may hold as a document: a file, a member of an archive, a page."""
+
+    @property
+    def path(self) -> str:
+        """The identity of the document: for files absolute, with forward slashes, links resolved."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, as far as known without reading."""
+
+    def digest(self) -> str:
+        """What tells this content from any other, equal to the `Document.digest` that `read` gives.
+
+        OSError: it cannot be had; reading then says why.
+        """
+
+    def read(self) -> Document | Unread:
+        """The document, or why there is none. Bad content never raises."""
+
+    def refusal(self) -> str | None:
+        """Why no reader takes this, as far as can be told without reading; None when one does."""
+
+
+class Origin(NamedTuple):
+    """A document from the web as one root led to it, and what its server said of the version read."""
 
     path: str
-    """Absolute, forward slashes, symlinks resolved."""
-    size: int
+    root: str
+    """The sitemap or address that was ingested."""
+    asked: str
+    """The address that was asked for; the page may have moved from there."""
+    digest: str = ""
+    """Of the version that etag and modified belong to."""
+    etag: str = ""
+    modified: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +250,16 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """Where one stage of retrieval put a passage."""
+
+    rank: int
+    """From 1."""
+    score: float
+    """Of that stage: a cosine (dense), BM25 (words), a reciprocal rank (fused), or the reranker's own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
     """A chunk found by retrieval."""
 
@@ -228,7 +267,33 @@ class Hit:
     """The catalog's id of the chunk."""
     chunk: Chunk
     score: float
-    """Cosine similarity in [-1, 1]."""
+    """Cosine similarity in [-1, 1], whatever ranked it; 0 for a chunk that has no vector."""
+    stages: Mapping[str, Stage] = field(default_factory=dict, compare=False)
+    """What `dense`, `words`, `fused` and `rerank` made of it, those that found it."""
+    also: tuple[str, ...] = field(default=(), compare=False)
+    """Documents that hold the same passage and were ranked lower: it is shown once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relevance:
+    """Whether what was found speaks of what was asked, and what that rests on."""
+
+    is_relevant: bool
+    score: float
+    threshold: float
+    rule: str
+    """"auto", or "min_score" where a number was set."""
+    features: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    """In words, for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search returns: the passages, best first, and whether they speak of what was asked."""
+
+    hits: tuple[Hit, ...]
+    relevance: Relevance
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,3 +371,5 @@ class Answer:
     grounded: bool = False
     """Whether at least one sentence was found in a passage, by its words; a model's own marker is no proof.
     Words are all that is compared: a wrong answer in a passage's words counts, a right one in others may not."""
+    relevance: Relevance | None = None
+    """Why the passages were taken to speak of the question, or not; None when they were given."""

@@ -63,6 +63,36 @@ class Database:
         with self._mutex, translated(self.file):
             return self._connection.execute(sql, values).fetchall()
 
+    def faults(self, *, thorough: bool) -> list[str]:
+        """Return what SQLite finds wrong with the file, indexes compared if `thorough`; [] when it is sound."""
+        check = "integrity_check" if thorough else "quick_check"
+        try:
+            found = [str(row[0]) for row in self.rows(f"PRAGMA {check}(20)")]
+            foreign = self.rows("PRAGMA foreign_key_check")
+        except DamagedError as error:
+            return [error.message]
+        lost = [
+            f"{table} row {row} refers to nothing in {parent}" for table, row, parent, _ in foreign
+        ]
+        return [fault for fault in found if fault != "ok"] + lost
+
+    def free_bytes(self) -> int:
+        """Return the bytes of the file's pages that hold nothing."""
+        return int(self.rows("PRAGMA freelist_count")[0][0]) * int(
+            self.rows("PRAGMA page_size")[0][0]
+        )
+
+    def compact(self) -> None:
+        """Write the file anew without empty pages: what was deleted is then nowhere in it."""
+        self.rows("VACUUM")
+        self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    @contextmanager
+    def cursor(self, sql: str, values: Sequence[object] = ()) -> Iterator[sqlite3.Cursor]:
+        """Walk over the rows of one query without holding them all; nothing else runs within."""
+        with self._mutex, translated(self.file):
+            yield self._connection.execute(sql, values)
+
     @contextmanager
     def snapshot(self) -> Iterator[None]:
         """All reads within see one state of the database."""
@@ -78,11 +108,14 @@ class Database:
                     self.rows("COMMIT")
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it or, on any error, nothing."""
+    def writing(self, *, wait: bool = True) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it or, on any error, nothing.
+
+        LockedError where another process writes: after some seconds or, without `wait`, at once.
+        """
         with self._mutex, translated(self.file):
             assert not self._depth, "a snapshot only reads"
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._begin(wait)
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")
@@ -90,6 +123,16 @@ class Database:
                 with suppress(sqlite3.Error):  # the first error is the one to tell
                     self._connection.execute("ROLLBACK")
                 raise
+
+    def _begin(self, wait: bool) -> None:
+        if wait:
+            self._connection.execute("BEGIN IMMEDIATE")
+            return
+        self._connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
 
 
 @contextmanager
@@ -115,6 +158,11 @@ def damaged(file: Path, detail: str) -> DamagedError:
 
 def _translation(error: sqlite3.Error, file: Path) -> EpicragError | None:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code
+    if "no such module: fts5" in str(error):
+        return UsageError(
+            f"this Python's SQLite ({sqlite3.sqlite_version}) has no full-text search (FTS5)",
+            "use a Python whose sqlite3 has it, as those of python.org and of the distributions do",
+        )
     # No such table or column; or a header that promises what SQLite has never had.
     torn = ("no such", "unsupported file format")
     is_torn = code == sqlite3.SQLITE_ERROR and str(error).startswith(torn)
@@ -162,7 +210,14 @@ def _connect(file: Path) -> sqlite3.Connection:
         uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
     connection.execute("PRAGMA foreign_keys = ON")
+    connection.create_function("words_of", 1, _words_of, deterministic=True)
     return connection
+
+
+def _words_of(text: str) -> str:
+    from epicrag.index.words import joined
+
+    return joined(text)
 
 
 def _is_writable(folder: Path) -> bool:

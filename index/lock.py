@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,8 +26,12 @@ class WriterLock:
     that was killed holds nothing. LockedError names the owner when `wait_seconds` did not suffice.
     """
 
-    def __init__(self, folder: Path, wait_seconds: float = 0) -> None:
+    def __init__(
+        self, folder: Path, wait_seconds: float = 0, say: Callable[[str], None] | None = None
+    ) -> None:
+        """`say` is told, once, who is being waited for."""
         self._file = folder / FILE_NAME
+        self._say = say
         self._wait_seconds = wait_seconds
         self._descriptor: int | None = None
 
@@ -61,9 +66,30 @@ class WriterLock:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError as error:
+                refusal = _locked(descriptor, self._file)
                 if time.monotonic() >= deadline:
-                    raise _locked(descriptor, self._file) from error
+                    raise refusal from error
+                if self._say:
+                    self._say(f"{refusal.message}: waiting up to {self._wait_seconds:g} s")
+                    self._say = None
             time.sleep(_POLL_SECONDS)
+
+
+def owner(folder: Path) -> str | None:
+    """Return " (pid …)" of who is writing to an index now, None when nobody is."""
+    try:
+        descriptor = os.open(folder / FILE_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _owner(descriptor) or " (that has not signed yet)"
+    except OSError:  # a file system without locks
+        return None
+    finally:
+        os.close(descriptor)
+    return None
 
 
 def _sign(descriptor: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from epicrag.errors import DamagedError, MismatchError
@@ -13,7 +14,7 @@ APPLICATION_ID = 0x65706963  # "epic", in the header of the file: other SQLite f
 class Migration(NamedTuple):
     name: str
     script: str
-    """Statements, each ended by a semicolon; none within comments."""
+    """Statements, each ended by a semicolon; none within comments. They may call `words_of`."""
 
 
 MIGRATIONS = (
@@ -86,6 +87,79 @@ MIGRATIONS = (
         ALTER TABLE documents ADD COLUMN meta TEXT NOT NULL DEFAULT '{}';
         """,
     ),
+    Migration(
+        "0003_words",
+        """
+        -- The words of every chunk, as `words_of` makes them: a function of ours, which every connection
+        -- has. The triggers keep them equal to the chunks, whoever writes and however chunks go.
+        CREATE VIRTUAL TABLE words USING fts5(head, body, tokenize = 'ascii');
+        CREATE VIRTUAL TABLE words_vocabulary USING fts5vocab(words, row);
+        CREATE TRIGGER words_insert AFTER INSERT ON chunks BEGIN
+            INSERT INTO words (rowid, head, body) VALUES (
+                new.row,
+                words_of(coalesce(new.title, '') || ' ' || coalesce(new.heading, '')),
+                words_of(coalesce(new.table_head, '') || ' ' || new.text)
+            );
+        END;
+        CREATE TRIGGER words_delete AFTER DELETE ON chunks BEGIN
+            DELETE FROM words WHERE rowid = old.row;
+        END;
+        INSERT INTO words (rowid, head, body)
+            SELECT row,
+                   words_of(coalesce(title, '') || ' ' || coalesce(heading, '')),
+                   words_of(coalesce(table_head, '') || ' ' || text)
+            FROM chunks;
+        """,
+    ),
+    Migration(
+        "0004_uses",
+        """
+        -- How often each text was retrieved, and how often its KV was there then. By the chunk's id, which is
+        -- made of its content: a document that is read again keeps its counts.
+        CREATE TABLE uses (
+            chunk_id TEXT PRIMARY KEY,
+            count INTEGER NOT NULL,
+            with_kv INTEGER NOT NULL,
+            last TEXT NOT NULL
+        ) WITHOUT ROWID;
+        CREATE INDEX kv_by_key ON kv (key);
+        """,
+    ),
+    Migration(
+        "0005_staging",
+        """
+        -- Vectors of another embedder, a row a chunk with all its windows, until every chunk has some.
+        CREATE TABLE staging (
+            chunk_row INTEGER PRIMARY KEY REFERENCES chunks (row) ON DELETE CASCADE,
+            "windows" INTEGER NOT NULL,
+            data BLOB NOT NULL
+        );
+        """,
+    ),
+    Migration(
+        "0006_sources",
+        """
+        -- Which sitemap or address led to a document, and what spares fetching it again. By path and not by
+        -- row: a document that is read again is a new row.
+        CREATE TABLE origins (
+            path BLOB NOT NULL,
+            root TEXT NOT NULL,
+            asked TEXT NOT NULL,
+            digest TEXT NOT NULL,
+            etag TEXT NOT NULL,
+            modified TEXT NOT NULL,
+            PRIMARY KEY (path, root)
+        ) WITHOUT ROWID;
+        """,
+    ),
+    Migration(
+        "0007_history",
+        """
+        -- The stamps of late: a copy of one of these states lacks only what came since.
+        CREATE TABLE history (generation INTEGER PRIMARY KEY, stamp TEXT NOT NULL);
+        INSERT INTO history SELECT generation, stamp FROM state;
+        """,
+    ),
 )
 
 
@@ -130,7 +204,7 @@ def migrate(connection: sqlite3.Connection) -> None:
                 "CREATE TABLE migrations (step INTEGER PRIMARY KEY, name TEXT NOT NULL)"
             )
         for step, migration in list(enumerate(MIGRATIONS, start=1))[done:]:
-            for statement in migration.script.split(";"):
+            for statement in _statements(migration.script):
                 connection.execute(statement)
             connection.execute("INSERT INTO migrations VALUES (?, ?)", (step, migration.name))
         connection.execute("COMMIT")
@@ -138,3 +212,13 @@ def migrate(connection: sqlite3.Connection) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Yield the statements of a script; a trigger holds semicolons of its own."""
+    statement = ""
+    for part in script.split(";")[:-1]:
+        statement += part + ";"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

@@ -1,104 +1,138 @@
-"""What must be done to an index so that it equals a tree: a plan, which changes nothing."""
+"""What must be done to an index so that it equals its sources: a plan, which changes nothing."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from posixpath import basename
 from typing import TYPE_CHECKING
 
-from epicrag.types import FileEntry
-
 if TYPE_CHECKING:
     from epicrag.index.catalog import Catalog
+    from epicrag.types import Entry
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The files to add, to read again, to relabel and to leave, and the documents to forget."""
+    """What to add, to read again, to relabel and to leave, and the documents to forget."""
 
-    add: tuple[FileEntry, ...] = ()
-    change: tuple[FileEntry, ...] = ()
-    rename: tuple[tuple[str, FileEntry], ...] = ()
-    """The old path, and the file that now holds the same bytes."""
-    unchanged: tuple[FileEntry, ...] = ()
+    add: tuple[Entry, ...] = ()
+    change: tuple[Entry, ...] = ()
+    rename: tuple[tuple[str, Entry], ...] = ()
+    """The old path, and the entry that now holds the same bytes. All at once: names may be swapped."""
+    unchanged: tuple[Entry, ...] = ()
     delete: tuple[str, ...] = ()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.add or self.change or self.rename or self.delete)
 
 
 def plan(
     catalog: Catalog,
-    entries: Sequence[FileEntry],
-    roots: Sequence[str],
-    digest_of: Callable[[str], str],
+    entries: Sequence[Entry],
+    roots: Collection[str],
     *,
-    spare: Sequence[str] = (),
+    held: AbstractSet[str] = frozenset(),
+    spare: Collection[str] = (),
 ) -> Plan:
-    """Compare the files found with the documents known below `roots`; the others are not touched.
+    """Compare what was found with the documents known below `roots` or `held`; the others are not touched.
 
-    A document is unchanged if its bytes are, by `digest_of(path)`. A file that cannot be digested
-    (OSError) is planned as added or changed, so that reading it reports why. Nothing at or below a
-    path of `spare` (files and folders that could not be looked at) is deleted.
+    A document is unchanged if its digest is. An entry that cannot be digested (OSError) is planned as
+    added or changed, so that reading it reports why. Nothing at or below a path of `spare` (what could
+    not be looked at) is deleted.
     """
     known = {row.path: row.digest for row in catalog.documents()}
     found = {entry.path: entry for entry in entries}  # overlapping roots find a file twice
-    digests = {path: _digest(digest_of, path) for path in found}
+    answered, spared = set(roots), set(spare)
     gone = {
         path: digest
         for path, digest in known.items()
-        if path not in found and _is_below(path, roots) and not _is_below(path, spare)
+        if path not in found
+        and (path in held or is_below(path, answered))
+        and not is_below(path, spared)
     }
-    new = [entry for path, entry in found.items() if path not in known]
-    renamed = dict(_pairs(new, gone, digests))
-    old_paths = {old for old, _ in renamed.values()}
-    kept = [entry for path, entry in found.items() if path in known]
+    kept = {path: _digest(entry) for path, entry in found.items() if path in known}
+    changed = [path for path, digest in kept.items() if digest != known[path]]
+    new = [path for path in found if path not in known]
+    renamed = _renames(known, gone, new, changed, kept, found)
+    old_paths = set(renamed.values())
     return Plan(
-        add=tuple(entry for entry in new if entry.path not in renamed),
-        change=tuple(entry for entry in kept if digests[entry.path] != known[entry.path]),
-        rename=tuple(renamed.values()),
-        unchanged=tuple(entry for entry in kept if digests[entry.path] == known[entry.path]),
+        add=tuple(found[path] for path in new if path not in renamed),
+        change=tuple(found[path] for path in changed if path not in renamed),
+        rename=tuple((old, found[path]) for path, old in renamed.items()),
+        unchanged=tuple(found[path] for path, digest in kept.items() if digest == known[path]),
         delete=tuple(path for path in gone if path not in old_paths),
     )
 
 
-def is_mass_delete(plan: Plan, known: int) -> bool:
-    """Return whether a plan forgets most of an index of `known` documents: a lost disk looks so."""
-    return len(plan.delete) > 1 and 2 * len(plan.delete) > known
+def is_mass_delete(plan: Plan, known: int, lately: int = 0) -> bool:
+    """Return whether a plan forgets most of an index of `known` documents: a lost disk looks so.
+
+    `lately` were forgotten a moment ago, as part of the same loss.
+    """
+    doomed = len(plan.delete) + lately
+    return bool(plan.delete) and doomed > 1 and 2 * doomed > known + lately
 
 
-def file_digest(path: str) -> str:
-    """Return the SHA-256 of a file's bytes in hex, without holding them in memory."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def above(path: str) -> Iterator[str]:
+    """Yield a path and all it lies below: folders, archives, the top. `a.zip!/b` lies below `a.zip`."""
+    if path.startswith("/"):
+        yield "/"
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+        if path.endswith("!"):
+            yield path[:-1]
 
 
-def _digest(digest_of: Callable[[str], str], path: str) -> str | None:
+def is_below(path: str, roots: AbstractSet[str]) -> bool:
+    """Return whether a path is one of the roots, or lies below one."""
+    return bool(roots) and any(place in roots for place in above(path))
+
+
+def _digest(entry: Entry) -> str | None:
     try:
-        return digest_of(path)
+        return entry.digest()
     except OSError:
         return None
 
 
-def _is_below(path: str, roots: Iterable[str]) -> bool:
-    return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
+def _renames(
+    known: Mapping[str, str],
+    gone: Mapping[str, str],
+    new: Sequence[str],
+    changed: Sequence[str],
+    kept: Mapping[str, str | None],
+    found: Mapping[str, Entry],
+) -> dict[str, str]:
+    """Return new path: old path for equal content. A file that is still there passes its old content on
+    only if it got another's itself: names that were swapped, or moved up by one."""
+    free = {**gone, **{path: known[path] for path in changed}}
+    if not gone and len(changed) < 2:
+        return {}  # and what is new need not be digested
+    digests = {path: _digest(found[path]) for path in new} | {path: kept[path] for path in changed}
+    pairs = dict(_pairs(digests, free))
+    while loose := [new for new, old in pairs.items() if old in found and old not in pairs]:
+        for path in loose:
+            del pairs[path]
+    return pairs
 
 
-def _pairs(
-    new: Sequence[FileEntry], gone: Mapping[str, str], digests: Mapping[str, str | None]
-) -> Iterator[tuple[str, tuple[str, FileEntry]]]:
-    """Yield new path: (old path, entry) for equal bytes, each old path once, the same names first."""
-    free = dict(gone)
-    left = list(new)
+def _pairs(wanted: Mapping[str, str | None], free: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """Yield (new path, old path) for equal content, each old path once, the same names first."""
+    left, unused = list(wanted), dict(free)
     for same_name in (True, False):
         olds: dict[tuple[str, str], list[str]] = {}
-        for path, digest in sorted(free.items(), reverse=True):
+        for path, digest in sorted(unused.items(), reverse=True):
             olds.setdefault((digest, basename(path) if same_name else ""), []).append(path)
         rest = []
-        for entry in left:
-            key = (digests[entry.path] or "", basename(entry.path) if same_name else "")
+        for path in left:
+            key = (wanted[path] or "", basename(path) if same_name else "")
             if old := olds.get(key):
-                del free[old[-1]]
-                yield entry.path, (old.pop(), entry)
+                unused.pop(old[-1])
+                yield path, old.pop()
             else:
-                rest.append(entry)
+                rest.append(path)
         left = rest

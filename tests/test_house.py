@@ -26,6 +26,16 @@ MAY_IMPORT = {
         "bench",
         "plot",
         "evaluate",
+        "project",
+        "documents",
+        "passages",
+        "gc",
+        "warm",
+        "rebuild",
+        "export",
+        "restore",
+        "checkup",
+        "doctor",
     },
 }
 SOURCES = [path for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]

@@ -62,6 +62,7 @@ def test_the_shape_of_json(cli, pipeline, tmp_path):
         "dry_run": False,
         "interrupted": False,
         "notes": [],
+        "ignored": 0,
     }
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from epicrag.connectors.folder import Walk, walk
+from epicrag.connectors.base import Limits
+from epicrag.connectors.folder import Rules, walk
+from epicrag.connectors.found import Found
 
 
 def make(folder: Path, *names: str) -> None:
@@ -16,11 +18,11 @@ def make(folder: Path, *names: str) -> None:
         path.write_text(name, "utf-8")
 
 
-def names(found: Walk, folder: Path) -> list[str]:
+def names(found: Found, folder: Path) -> list[str]:
     return [os.path.relpath(entry.path, folder.resolve()) for entry in found.entries]
 
 
-def reasons(found: Walk, folder: Path) -> dict[str, str | None]:
+def reasons(found: Found, folder: Path) -> dict[str, str | None]:
     return {os.path.relpath(r.path, folder.resolve()): r.reason for r in found.reports}
 
 
@@ -36,13 +38,17 @@ def test_hidden_is_judged_below_the_given_folder_only(tmp_path: Path):
     inside = tmp_path / ".hid" / "d"
     make(inside, "a.txt", ".secret.txt", ".git/config", "sub/b.txt")
     assert names(walk([inside]), inside) == ["a.txt", "sub/b.txt"]
-    assert names(walk([inside], hidden=True), inside) == [".secret.txt", "a.txt", "sub/b.txt"]
+    assert names(walk([inside], rules=Rules(hidden=True)), inside) == [
+        ".secret.txt",
+        "a.txt",
+        "sub/b.txt",
+    ]
     assert names(walk([tmp_path]), tmp_path) == []
 
 
 def test_what_never_holds_documents_is_never_entered(tmp_path: Path):
     make(tmp_path, "node_modules/a.md", "x/__pycache__/b.py", ".venv/c.py", "ok.md")
-    assert names(walk([tmp_path], hidden=True), tmp_path) == ["ok.md"]
+    assert names(walk([tmp_path], rules=Rules(hidden=True)), tmp_path) == ["ok.md"]
 
 
 def test_ignore_files_are_honoured_at_every_depth(tmp_path: Path):
@@ -116,7 +122,7 @@ def test_a_path_that_is_gone_is_a_root_without_entries(tmp_path: Path):
 def test_a_file_over_the_limit_is_reported_with_the_flag_that_raises_it(tmp_path: Path):
     (tmp_path / "big.txt").write_bytes(b"x" * 2_000_000)
     make(tmp_path, "ok.txt")
-    found = walk([tmp_path], max_file_bytes=1 << 20)
+    found = walk([tmp_path], limits=Limits(max_file_bytes=1 << 20))
     assert names(found, tmp_path) == ["ok.txt"]
     reason = reasons(found, tmp_path)["big.txt"]
     assert reason is not None and "1.9 MB" in reason and "1 MB" in reason

@@ -8,7 +8,7 @@ import pytest
 
 from epicrag.errors import MismatchError
 from epicrag.index.catalog import Catalog
-from epicrag.index.retrieve import check_embedder, search
+from epicrag.index.retrieve import Request, check_embedder, search
 from epicrag.index.vectors import VectorIndex
 
 
@@ -16,8 +16,8 @@ from epicrag.index.vectors import VectorIndex
 def ask(catalog, embedder, tmp_path):
     vectors = VectorIndex.open(catalog, tmp_path)
 
-    def do(query, k=6):
-        return search(catalog, vectors, embedder, query, k=k)
+    def do(query, k=6, **options):
+        return search(catalog, vectors, embedder, Request(query, k, **options))
 
     return do
 

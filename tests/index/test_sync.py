@@ -7,8 +7,9 @@ import os
 
 import pytest
 
-from epicrag.index.sync import Plan, file_digest, is_mass_delete, plan
-from epicrag.types import FileEntry
+from epicrag.connectors.base import Limits
+from epicrag.connectors.folder import File, file_digest
+from epicrag.index.sync import Plan, above, is_mass_delete, plan
 
 
 @pytest.fixture
@@ -20,6 +21,7 @@ def tree(catalog, put):
 class Tree:
     def __init__(self, catalog, put):
         self.catalog, self.put, self.files = catalog, put, {}
+        self.digested = []
 
     def ingest(self):
         for path, text in self.files.items():
@@ -33,11 +35,21 @@ class Tree:
             if any((path + "/").startswith(r.rstrip("/") + "/") for r in roots)
         ]
 
-        def digest_of(path):
-            return hashlib.sha256(files[path].encode()).hexdigest()
+        entries = [InMemory(path, files[path], self.digested) for path in below]
+        return plan(self.catalog, entries, roots, **more)
 
-        entries = [FileEntry(path, 1) for path in below]
-        return plan(self.catalog, entries, roots, digest_of, **more)
+
+class InMemory:
+    """An entry, and a list of whose digests were asked for."""
+
+    def __init__(self, path, text, digested=None):
+        self.path, self.text, self.digested = path, text, [] if digested is None else digested
+
+    def digest(self):
+        self.digested.append(self.path)
+        if self.text is None:
+            raise PermissionError(self.path)
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def paths(entries):
@@ -113,10 +125,59 @@ def test_file_that_kept_its_name_is_not_renamed_a_second_time(tree):
     assert paths(result.add) == ["/d/new/w"]
 
 
-def test_swapped_files_are_changed(tree):
+def test_swapped_names_are_renames(tree):
+    tree.files = {"/d/a": "1", "/d/b": "2", "/d/c": "3"}
+    tree.ingest()
+    result = tree.plan("/d", files={"/d/a": "2", "/d/b": "1", "/d/c": "3"})
+    assert {(old, e.path) for old, e in result.rename} == {("/d/a", "/d/b"), ("/d/b", "/d/a")}
+    assert (result.add, result.change, result.delete) == ((), (), ())
+
+
+def test_names_that_all_moved_on_are_renames(tree):
+    tree.files = {"/d/a": "1", "/d/b": "2", "/d/c": "3"}
+    tree.ingest()
+    result = tree.plan("/d", files={"/d/b": "1", "/d/c": "2", "/d/d": "3"})
+    assert {(old, entry.path) for old, entry in result.rename} == {
+        ("/d/a", "/d/b"),
+        ("/d/b", "/d/c"),
+        ("/d/c", "/d/d"),
+    }
+    assert (result.add, result.change, result.delete) == ((), (), ())
+
+
+def test_a_file_over_another_takes_its_place(tree):
     tree.files = {"/d/a": "1", "/d/b": "2"}
     tree.ingest()
-    assert paths(tree.plan("/d", files={"/d/a": "2", "/d/b": "1"}).change) == ["/d/a", "/d/b"]
+    result = tree.plan("/d", files={"/d/b": "1"})
+    assert [(old, entry.path) for old, entry in result.rename] == [("/d/a", "/d/b")]
+    assert (result.change, result.delete) == ((), ())
+
+
+def test_a_copy_of_what_a_file_held_before_its_edit_is_no_rename(tree):
+    tree.files = {"/d/a": "1"}
+    tree.ingest()
+    result = tree.plan("/d", files={"/d/a": "2", "/d/backup": "1"})
+    assert (paths(result.change), paths(result.add), result.rename) == (["/d/a"], ["/d/backup"], ())
+
+
+def test_what_is_new_is_not_read_twice_to_compare_it_with_nothing(tree):
+    tree.files = {"/d/a": "1"}
+    tree.ingest()
+    tree.plan("/d", files={"/d/a": "1", "/d/b": "2"})
+    assert tree.digested == ["/d/a"]
+
+
+def test_what_is_held_may_lie_anywhere(tree):
+    tree.files = {"https://a.example/x": "1", "https://a.example/y": "2"}
+    tree.ingest()
+    assert tree.plan(files={}, held={"https://a.example/x"}).delete == ("https://a.example/x",)
+
+
+def test_above_knows_archives():
+    assert list(above("/d/a.zip!/b/c")) == [
+        "/", "/d/a.zip!/b/c", "/d/a.zip!/b", "/d/a.zip", "/d/a.zip!", "/d",
+    ]  # fmt: skip
+    assert "/" not in list(above("https://a.example/x"))
 
 
 def test_run_over_a_subset_touches_only_that_subset(tree):
@@ -146,8 +207,8 @@ def test_top_folder_can_be_a_root(tree):
 
 
 def test_overlapping_roots_count_a_file_once(tree):
-    entries = [FileEntry("/d/a", 1)] * 2
-    assert paths(plan(tree.catalog, entries, ["/d", "/d/a"], lambda path: "x").add) == ["/d/a"]
+    entries = [InMemory("/d/a", "1")] * 2
+    assert paths(plan(tree.catalog, entries, ["/d", "/d/a"]).add) == ["/d/a"]
 
 
 def test_what_could_not_be_looked_at_is_not_deleted(tree):
@@ -161,10 +222,7 @@ def test_file_that_cannot_be_read_is_left_to_the_reader_to_report(tree):
     tree.files = {"/d/a": "1"}
     tree.ingest()
 
-    def fail(path):
-        raise PermissionError(path)
-
-    result = plan(tree.catalog, [FileEntry("/d/a", 1), FileEntry("/d/b", 1)], ["/d"], fail)
+    result = tree.plan("/d", files={"/d/a": None, "/d/b": None})
     assert (paths(result.change), paths(result.add), result.delete) == (["/d/a"], ["/d/b"], ())
 
 
@@ -192,5 +250,5 @@ def test_touched_file_is_unchanged(catalog, make, tmp_path):
     document, _ = make(str(file), "text")
     catalog.put_document(document, [], [])
     os.utime(file, (1, 1))
-    result = plan(catalog, [FileEntry(str(file), 4)], [str(tmp_path)], file_digest)
+    result = plan(catalog, [File(str(file), 4, Limits())], [str(tmp_path)])
     assert paths(result.unchanged) == [str(file)]

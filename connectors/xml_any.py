@@ -1,0 +1,212 @@
+"""XML of any kind: documents by their paragraphs and headings, data by records of `name: value` lines."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from epicrag.connectors.draft import Draft
+from epicrag.connectors.records import Field, Records
+from epicrag.connectors.xml_text import Read, children, local, plain, words, write_words
+
+_PARAGRAPHS = {
+    "p", "para", "paragraph", "simpara", "text", "l", "line", "li", "item", "entry", "note", "head",
+    "heading", "title", "subtitle", "seg", "s", "span", "caption", "summary", "body", "content",
+    "description", "abstract", "quote",
+}  # fmt: skip
+_HEADINGS = {"title", "head", "heading"}
+_TELLING = {
+    "title", "name", "label", "alt", "description", "content", "value", "text", "summary",
+    "caption", "subject", "author",
+}  # fmt: skip
+_SENTENCE = re.compile(r"[^\W\d_]{2,}\s+\S*[^\W\d_]{2,}")
+_NO_TEXT = frozenset(
+    {"style", "class", "href", "src", "type", "schemaLocation", "base", "d", "points"}
+)
+_MAX_RECORD_CHARS = 4_000
+_MAX_PARAGRAPH_CHARS = 4_000
+_MAX_TITLE_CHARS = 200
+
+
+def write_any(draft: Draft, root: Any) -> Read:
+    """Write the text of all elements, and of attributes that hold any."""
+    writer = _Writer(draft)
+    writer.run(root)
+    return Read(writer.title)
+
+
+class _Writer:
+    """Walks the tree without recursion. Values that stand alone gather, and are written as one block."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.title: str | None = None
+        self._draft = draft
+        self._records = Records(draft)
+        self._fields: list[Field] = []
+        self._repeated: dict[Any, frozenset[str]] = {}
+        self._in_order = 1
+
+    def run(self, root: Any) -> None:
+        import lxml.etree
+
+        depth = 0
+        walk = lxml.etree.iterwalk(root, events=("start", "end", "comment", "pi"))
+        for event, node in walk:
+            if event == "start":
+                depth += 1
+                if self._take(node, depth, node is root):
+                    walk.skip_subtree()
+            elif event == "end":
+                depth -= 1
+                if node is not root and children(node):
+                    self._flush()
+            if event != "start" and node is not root and node.tail and node.tail.strip():
+                self._flush()
+                self._paragraph([Field("", " ".join(node.tail.split()), node.sourceline)])
+        self._flush()
+
+    def _take(self, node: Any, depth: int, is_root: bool) -> bool:
+        """Write an element, or only what it has of its own; True when all below it is written too."""
+        inner = children(node)
+        if not inner:
+            self._leaf(node, depth)
+            return True
+        if not is_root and self._is_record(node):
+            self._flush()
+            self._records.write(_fields(node), is_record=True)
+            self._draft.enter(1, "") if depth == 2 else None
+            return True
+        self._flush()
+        self._fields += _attributes(node, "")
+        if not _has_own_text(node):
+            return False
+        if _is_short(node):
+            self._flush()
+            self._draft.open("paragraph")
+            write_words(self._draft, node)
+            self._draft.close()
+            return True
+        if node.text and node.text.strip():
+            self._paragraph([Field("", " ".join(node.text.split()), node.sourceline)])
+        return False
+
+    def _leaf(self, node: Any, depth: int) -> None:
+        name = local(node)
+        text = words(node)
+        self._fields += _attributes(node, "")
+        if not text:
+            return
+        if name in _HEADINGS and self._is_heading(node) and len(text) <= _MAX_TITLE_CHARS:
+            self._flush()
+            self._draft.line = node.sourceline
+            self._draft.open("heading")
+            self._draft.write(text)
+            self._draft.close(max(depth - 1, 1))
+            if self.title is None and depth <= 3:
+                self.title = text
+        elif name in _PARAGRAPHS:
+            self._flush()
+            self._paragraph([Field("", _shown(node), _line(node))])
+        else:
+            self._fields.append(Field(name, _shown(node), _line(node)))
+
+    def _is_heading(self, node: Any) -> bool:
+        """Does a title stand above paragraphs or parts, not among the fields of a record?"""
+        beside = children(node.getparent()) if node.getparent() is not None else []
+        return any(
+            children(other) or local(other) in _PARAGRAPHS - _HEADINGS
+            for other in beside[:50]
+            if other is not node
+        )
+
+    def _is_record(self, node: Any) -> bool:
+        """Is it one of several alike, short, and made of values rather than of text?"""
+        parent = node.getparent()
+        if parent not in self._repeated:
+            names = Counter(local(child) for child in children(parent))
+            self._repeated[parent] = frozenset(name for name, count in names.items() if count > 1)
+        if local(node) not in self._repeated[parent] or not _is_short(node, _MAX_RECORD_CHARS):
+            return False
+        return not any(
+            _has_own_text(inner) if children(inner) else local(inner) in ("p", "para", "simpara")
+            for inner in node.iter()
+            if isinstance(inner.tag, str)
+        )
+
+    def _flush(self) -> None:
+        if self._fields:
+            fields, self._fields = self._fields, []
+            self._paragraph(fields)
+
+    def _paragraph(self, fields: list[Field]) -> None:
+        """Write values as a block, under the heading that is in force."""
+        draft = self._draft
+        draft.open("paragraph")
+        for at, field in enumerate(fields):
+            if at:
+                draft.write_exact("\n")
+            draft.line = field.line
+            draft.write(f"{field.path}: {field.value}" if field.path else field.value)
+        draft.close()
+
+
+def _fields(record: Any) -> list[Field]:
+    """The values of a record, each with the path that leads to it."""
+    import lxml.etree
+
+    fields = _attributes(record, "")
+    path: list[str] = []
+    for event, node in lxml.etree.iterwalk(record, events=("start", "end")):
+        if node is record or not isinstance(node.tag, str):
+            continue
+        if event == "end":
+            path.pop()
+            continue
+        path.append(local(node))
+        name = ".".join(path)
+        fields += _attributes(node, name)
+        if not children(node) and (text := _shown(node)):
+            fields.append(Field(name, text, _line(node)))
+    return fields
+
+
+def _attributes(node: Any, path: str) -> list[Field]:
+    """Attributes that hold text; all of them where an element holds nothing else."""
+    bare = not children(node) and not words(node)
+    found = []
+    for key, value in node.attrib.items():
+        name = key.rpartition("}")[2]
+        text = " ".join(plain(value).split())
+        telling = name.lower() in _TELLING or _SENTENCE.search(text) is not None
+        if text and name not in _NO_TEXT and (bare or telling):
+            found.append(Field(f"{path}.{name}" if path else name, text, node.sourceline))
+    return found
+
+
+def _shown(node: Any) -> str:
+    """A leaf's text on one line, HTML within taken out."""
+    text = "".join(piece for piece in (node.text, *(child.tail for child in node)) if piece)
+    return " ".join(plain(text).split())
+
+
+def _line(node: Any) -> int:
+    """The source line on which a leaf's text begins."""
+    text = node.text or ""
+    return (node.sourceline or 1) + text[: len(text) - len(text.lstrip())].count("\n")
+
+
+def _has_own_text(node: Any) -> bool:
+    """Is there text right in it, beside its elements?"""
+    if node.text and node.text.strip():
+        return True
+    return any(child.tail and child.tail.strip() for child in node)
+
+
+def _is_short(node: Any, most: int = _MAX_PARAGRAPH_CHARS) -> bool:
+    n_chars = 0
+    for text in node.itertext():
+        n_chars += len(text)
+        if n_chars > most:
+            return False
+    return True

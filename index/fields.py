@@ -1,0 +1,82 @@
+"""What filters may ask of a passage: its document's path, kind and metadata, and its own place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from epicrag.types import MetaValue
+
+if TYPE_CHECKING:
+    from epicrag.index.catalog import Catalog
+
+Value = str | int | float | bool
+
+CHUNK_FIELDS = frozenset({"page", "heading", "part"})
+DOCUMENT_FIELDS = frozenset({"path", "name", "ext", "media", "title"})
+FIELDS = CHUNK_FIELDS | DOCUMENT_FIELDS
+"""What every index has; documents bring others with their metadata."""
+ALIASES = {
+    "file": "name",
+    "filename": "name",
+    "file_name": "name",
+    "file_path": "path",
+    "extension": "ext",
+    "type": "media",
+    "headings": "heading",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of one document, and of one chunk of it where chunks are asked for."""
+
+    path: str
+    media: str
+    title: str | None
+    meta: Mapping[str, MetaValue]
+    page: int | None = None
+    heading: str | None = None
+    part: str | None = None
+
+    def get(self, field: str) -> tuple[Value, ...]:
+        """Return the values of a field; none when it is missing."""
+        match field:
+            case "path":
+                return (self.path,)
+            case "name":
+                return (PurePosixPath(self.path).name,)
+            case "ext":
+                return (PurePosixPath(self.path).suffix.removeprefix(".").lower(),)
+            case "media":
+                return (self.media,)
+            case "page":
+                return _values(self.page)
+            case "heading":
+                return (self.heading, *self.heading.split(" > ")) if self.heading else ()
+            case "part":
+                return _values(self.part)
+            case "title" if self.title:
+                return (self.title,)
+            case "year" if "year" not in self.meta:
+                return _year(self.meta.get("date"))
+        return _values(self.meta.get(field))
+
+
+def known_fields(catalog: Catalog) -> frozenset[str]:
+    """Return the fields that a filter may name here."""
+    named = catalog.meta_names()
+    return FIELDS | named | ({"year"} if "date" in named else set())
+
+
+def _values(value: MetaValue | None) -> tuple[Value, ...]:
+    if value is None:
+        return ()
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _year(date: MetaValue | None) -> tuple[Value, ...]:
+    is_dated = isinstance(date, str) and date[:4].isdigit()
+    return (int(str(date)[:4]),) if is_dated else ()
