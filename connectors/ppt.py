@@ -240,11 +240,7 @@ class _Reader:
                 if text.kind == _NOTES and (
                     line := _clean(text.text).replace("\n\n", "\n").strip()
                 ):
-<<<<<<< HEAD
                     self.prose.plain(f"Notes: {line}")
-=======
-                    self._plain(f"Notes: {line}")
->>>>>>> main
 
     def _comments(self, slide: _Record) -> None:
         for comment in self._deck.below(slide, _COMMENT):

@@ -39,18 +39,18 @@ def test_a_message_says_who_what_and_when(make_ole):
     streams = message({**HEAD, "1000": "At noon?\r\n\r\nAnn"}, sent="2023-03-28T17:00:00")
     content = parsed(make_ole(streams))
     assert content.text == (
-        "Lunch\n\nFrom: Ann <ann@example.org>\nTo: Bob; Cem\nDate: 2023-03-28 17:00 UTC\n\nAt noon?\n\nAnn"
+        "From: Ann <ann@example.org>\nTo: Bob; Cem\nDate: 2023-03-28 17:00 UTC\nSubject: Lunch\n\n"
+        "At noon?\n\nAnn"
     )
     assert content.title == "Lunch"
     assert content.meta == {
         "subject": "Lunch",
-        "title": "Lunch",
         "from": "Ann <ann@example.org>",
-        "to": "Bob; Cem",
+        "to": ("Bob", "Cem"),
         "date": "2023-03-28",
         "year": 2023,
     }
-    assert (content.anchors[0].page, content.anchors[0].part) == (1, "message 1")
+    assert content.anchors[0].heading == "Lunch"
 
 
 def test_a_web_page_is_read_where_there_is_no_plain_text(make_ole):
@@ -88,24 +88,29 @@ def test_rich_text_is_unpacked():
     assert unpacked(packed(b"abcdefghijk")) == b"abcdefghijk"
 
 
-def test_attachments_are_named_and_attached_messages_are_pages(make_ole):
+def test_attachments_are_named_and_read_and_attached_messages_too(make_ole):
     outer = message({**HEAD, "1000": "See below."})
-    folder = ("__attach_version1.0_#00000000",)
-    outer[(*folder, "__substg1.0_3707001F")] = "menu.pdf".encode("utf-16-le")
+    for at, (name, data) in enumerate([("menu.txt", b"Soup."), ("a.png", b"x"), ("b.msg", b"x")]):
+        folder = (f"__attach_version1.0_#0000000{at}",)
+        outer[(*folder, "__substg1.0_3707001F")] = name.encode("utf-16-le")
+        outer[(*folder, "__substg1.0_37010102")] = data
     inner = message(
-        {"0037": "Inner", "1000": "Soup."},
-        folder=("__attach_version1.0_#00000001", "__substg1.0_3701000D"),
+        {"0037": "Inner", "1000": "Beans."},
+        folder=("__attach_version1.0_#00000009", "__substg1.0_3701000D"),
     )
     content = parsed(make_ole({**outer, **inner}))
-    assert content.text.endswith("See below.\n\nAttachments: menu.pdf\n\nInner\n\nSoup.")
-    assert (content.anchors[-1].part, content.anchors[-1].heading) == ("message 2", "Inner")
+    assert content.text.endswith(
+        "See below.\n\nAttachment: menu.txt\n\nSoup.\n\nAttachment: a.png\n\nAttachment: b.msg\n\n"
+        "Subject: Inner\n\nBeans."
+    )
+    assert content.anchors[-1].heading == "Lunch > Inner"
 
 
 def test_old_messages_are_read_by_their_code_page(make_ole):
     streams = message({}, page=1251)
     streams["__substg1.0_0037001E",] = "Привет".encode("cp1251")
     streams["__substg1.0_1000001E",] = "Обед".encode("cp1251")
-    assert parsed(make_ole(streams)).text == "Привет\n\nОбед"
+    assert parsed(make_ole(streams)).text == "Subject: Привет\n\nОбед"
 
 
 def failure(data: bytes) -> str:
