@@ -48,7 +48,14 @@ def parse_pptx(data: bytes, limits: Limits) -> Parsed | Unread:
         )
     try:
         presentation = pptx.Presentation(package.for_library(data))
-    except (PythonPptxError, KeyError, ValueError, AttributeError, struct.error) as error:
+    except (
+        PythonPptxError,
+        SyntaxError,
+        KeyError,
+        ValueError,
+        AttributeError,
+        struct.error,
+    ) as error:
         return Unread("failed", f"damaged PowerPoint file: {type(error).__name__}: {error}"[:300])
     reader = _Reader(package, presentation, limits)
     reader.run()

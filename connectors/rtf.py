@@ -356,7 +356,7 @@ class _Reader:
     def _style_name(self, text: str) -> None:
         """Take the name of a style: it ends with a semicolon."""
         style = self._styles.setdefault(self._defined, _Style())
-        style.name = (style.name + text).split(";")[0].strip(" ")
+        style.name = (style.name + text).split(";")[0].strip(" ")[:100]
 
     # --- text ---
 

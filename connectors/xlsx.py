@@ -73,13 +73,16 @@ def sheets_parsed(
 
 def _rows(package: Package, book: Book, sheet: Sheet, watch: Watch) -> Iterator[Row]:
     """Yield the rows that hold something, and let go of each. What a sheet says of its size is often wrong."""
-    number = 0
+    number = size = 0
     with package.open(sheet.part) as file:
         for node in iterate_xml(file, sheet.part, (f"{SHEET}row",)):
             watch.check()
             given = node.get("r", "")
             number = int(given) if given.isdigit() else number + 1
             if cells := _cells(node, book):
+                # A long text is stored once, and may be shown in many cells.
+                size += sum(len(cell.text) for cell in cells)
+                watch.check(size)
                 yield Row(number, cells)
             node.clear()
             above = node.getparent()

@@ -177,6 +177,14 @@ def test_what_is_no_word_file_says_so(make_ole, make_zip):
     assert failure(whole[:4_000]).startswith("failed")
 
 
+def test_pieces_that_share_their_bytes_are_refused(make_ole):
+    streams = word([("some text " * 300, False)] * 2)
+    table = bytearray(streams["0Table",])
+    struct.pack_into("<III", table, 5, 0, 3_000, 9_000_000)
+    streams["0Table",] = bytes(table)
+    assert "longer than the file" in failure(make_ole(streams))
+
+
 def test_limits(make_ole):
     data = make_ole(word([("text\r" * 100, False)]))
     assert "--max-chars" in failure(data, Limits(max_chars=50))

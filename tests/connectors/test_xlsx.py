@@ -156,3 +156,9 @@ def test_limits():
 @pytest.mark.parametrize(("name", "column"), [("A", 0), ("Z", 25), ("AA", 26), ("XFD", 16_383)])
 def test_columns(name: str, column: int):
     assert column_of(name) == column
+
+
+def test_a_text_stored_once_and_shown_often_is_counted_each_time(make_zip):
+    cells = '<c t="s"><v>0</v></c>' * 1_000
+    data = workbook(make_zip, f"<row>{cells}</row>", f"<si><t>{'long ' * 2_000}</t></si>")
+    assert "--max-chars" in failure(data, Limits(max_chars=1_000_000))
