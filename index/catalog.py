@@ -374,18 +374,6 @@ class Catalog:
         ids, chunk_rows = table[np.argsort(table[:, 0])].T.copy()
         return ids, chunk_rows
 
-    def windows(self, rows: Collection[int]) -> Vectors:
-        """Return the vectors of these chunks, as they are stored."""
-        found = self._rows(
-            "SELECT id, chunk_row, data FROM vectors"
-            " WHERE chunk_row IN (SELECT value FROM json_each(?)) ORDER BY id",
-            json.dumps([int(row) for row in rows]),
-        )
-        ids, chunk_rows, blobs = zip(*found, strict=True) if found else ((), (), ())
-        dim = len(blobs[0]) // 4 if blobs else 0
-        data = np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), dim)
-        return Vectors(np.array(ids, np.int64), np.array(chunk_rows, np.int64), data)
-
     # --- words ---
 
     def by_words(
