@@ -40,6 +40,8 @@ class Facts:
     page: int | None = None
     heading: str | None = None
     part: str | None = None
+    is_document: bool = False
+    """Of a document only: page, heading and part are not known, and not missing."""
 
     def get(self, field: str) -> tuple[Value, ...]:
         """Return the values of a field; none when it is missing."""
