@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -393,7 +393,7 @@ class Catalog:
     def document_facts(self) -> list[tuple[int, Facts]]:
         """Return the row of each document and what is known of it."""
         rows = self._rows("SELECT row, path, media, title, meta FROM documents")
-        return [(row, replace(_facts(*columns), is_document=True)) for row, *columns in rows]
+        return [(row, _facts(*columns, is_document=True)) for row, *columns in rows]
 
     def chunk_facts(
         self, *, row: int | None = None, documents: Collection[int] | None = None
@@ -429,11 +429,6 @@ class Catalog:
         sql = "SELECT chunks.row, path FROM chunks JOIN documents ON documents.row = document_row"
         rows = self._rows(sql + " WHERE id = ? ORDER BY path", chunk_id)
         return [(row, _decode(path)) for row, path in rows]
-
-    def meta_names(self) -> frozenset[str]:
-        """Return the names under which any document says something of itself."""
-        sql = "SELECT DISTINCT key FROM documents, json_each(meta)"
-        return frozenset(name for (name,) in self._rows(sql))
 
     # --- KV ---
 
@@ -552,8 +547,10 @@ def _decode(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
 
 
-def _facts(path: bytes, media: str, title: str | None, meta: str) -> Facts:
-    return Facts(_decode(path), media, title, _meta(meta))
+def _facts(
+    path: bytes, media: str, title: str | None, meta: str, *, is_document: bool = False
+) -> Facts:
+    return Facts(_decode(path), media, title, _meta(meta), is_document=is_document)
 
 
 def _meta(text: str) -> dict[str, MetaValue]:

@@ -28,7 +28,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from epicrag.errors import UsageError
-from epicrag.index.fields import ALIASES, CHUNK_FIELDS, FIELDS, Facts, Value, known_fields
+from epicrag.index.fields import ALIASES, CHUNK_FIELDS, Facts, Value, known_fields
 
 if TYPE_CHECKING:
     from epicrag.index.catalog import Catalog
@@ -124,8 +124,9 @@ class Filter:
 
     def rows(self, catalog: Catalog) -> frozenset[int]:
         """Return the rows of all chunks that fit. UsageError: no document has such a field."""
-        self._refuse_unknown(catalog)
-        verdicts = {row: self.root.test(facts) for row, facts in catalog.document_facts()}
+        documents = catalog.document_facts()
+        self._refuse_unknown(known_fields(facts for _, facts in documents))
+        verdicts = {row: self.root.test(facts) for row, facts in documents}
         open_ = [row for row, verdict in verdicts.items() if verdict is None]
         fitting = catalog.rows_of([row for row, verdict in verdicts.items() if verdict])
         if open_:
@@ -137,12 +138,8 @@ class Filter:
         """Return whether one chunk fits, read anew from the catalog."""
         return any(self.root.test(fact) for _, fact in catalog.chunk_facts(row=row))
 
-    def _refuse_unknown(self, catalog: Catalog) -> None:
-        known: frozenset[str] | None = None
+    def _refuse_unknown(self, known: frozenset[str]) -> None:
         for one in self.comparisons:
-            if one.field in FIELDS:
-                continue
-            known = known_fields(catalog) if known is None else known
             if one.field not in known:
                 near = get_close_matches(one.field, sorted(known), n=1, cutoff=0.5)
                 hint = f"did you mean {near[0]}? " if near else ""
