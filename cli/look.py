@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +14,7 @@ STAGES = ("dense", "words", "fused", "rerank")
 
 Filter = Annotated[
     str | None,
-    typer.Option(
-        "--filter", help="Only passages that fit, as 'year>=2020 and path~\"manual/*\"'."
-    ),
+    typer.Option("--filter", help="Only passages that fit, as 'year>=2020 and path~\"manual/*\"'."),
 ]
 Mode = Annotated[str | None, typer.Option("--mode", help="hybrid, dense or words.")]
 Weights = Annotated[
@@ -37,8 +35,8 @@ Explain = Annotated[
 
 
 def settings(
-    mode: str | None, weights: str | None, rerank: str | None, no_rerank: bool, **more: object
-) -> dict[str, object]:
+    mode: str | None, weights: str | None, rerank: str | None, no_rerank: bool, **more: Any
+) -> dict[str, Any]:
     """Return the flags as settings; UsageError where two contradict each other."""
     if rerank and no_rerank:
         raise UsageError("--rerank and --no-rerank contradict each other", "give one of them")
@@ -61,9 +59,7 @@ def stages_line(hit: Hit) -> str:
 
 
 def stages_json(hit: Hit) -> dict[str, object]:
-    return {
-        name: {"rank": stage.rank, "score": stage.score} for name, stage in hit.stages.items()
-    }
+    return {name: {"rank": stage.rank, "score": stage.score} for name, stage in hit.stages.items()}
 
 
 def relevance_json(relevance: Relevance | None) -> dict[str, object] | None:

@@ -16,41 +16,10 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 
-# The code pages that files are really written in, likeliest first: the order decides near ties.
-_CODE_PAGES = [
-    "cp1252",
-    "gb18030",
-    "euc_jp",
-    "big5",
-    "cp949",
-    "cp1255",
-    "cp1251",
-    "koi8_r",
-    "koi8_u",
-    "cp866",
-    "cp1250",
-    "iso8859_2",
-    "cp1254",
-    "cp1253",
-    "iso8859_7",
-    "cp1256",
-    "iso8859_6",
-    "cp874",
-    "cp932",
-    "cp1257",
-    "cp1258",
-    "iso8859_15",
-    "cp850",
-    "cp437",
-    "mac_roman",
-    "cp852",
-    "iso8859_5",
-    "mac_cyrillic",
-]
-_EBCDIC = ["cp500", "cp037"]
-_NEAR = 0.012
-"""Two candidates this close in the detector's score are a tie."""
 _SAMPLE_BYTES = 1 << 16
+_GUESS_BYTES = 6_000
+_READABLE = -9.0
+"""What reads like a text scores more than this for each character."""
 _MAX_CONTROL_SHARE = 0.02
 
 # Control characters that text files hold: tab, line ends, form feed, backspace, escape, end of file.
@@ -106,7 +75,7 @@ def _wide(data: bytes) -> Decoded | None:
     if sample.count(0) >= len(sample) / 5 and (found := _wide_latin(data, sample)):
         return found
     suspicious = _control_share(sample) > _MAX_CONTROL_SHARE or _strict(data, "utf-8") is None
-    return _wide_other(data, sample) if suspicious else None
+    return _wide_other(data) if suspicious and len(data) % 2 == 0 else None
 
 
 def _wide_latin(data: bytes, sample: bytes) -> Decoded | None:
@@ -124,18 +93,17 @@ def _wide_latin(data: bytes, sample: bytes) -> Decoded | None:
     return None
 
 
-def _wide_other(data: bytes, sample: bytes) -> Decoded | None:
-    """UTF-16 in other scripts: told by its spaces, line ends and CJK full stops."""
-    if len(data) % 2:
+def _wide_other(data: bytes) -> Decoded | None:
+    """UTF-16 in other scripts: where it reads like a text, and better than in any code page."""
+    from epicrag.connectors.guess import EBCDIC, PAGES, WIDE, best_guess
+
+    sample = data[:_GUESS_BYTES]
+    guess = best_guess(sample, WIDE, whole=len(data) <= _GUESS_BYTES)
+    if guess.score < _READABLE * len(guess.text):
         return None
-    units = {sample[at : at + 2] for at in range(0, len(sample), 2)}
-    for encoding in ("utf-16-le", "utf-16-be"):
-        if not units.intersection(mark.encode(encoding) for mark in " \n。、，"):
-            continue
-        found = _strict(data, encoding)
-        if found is not None and _is_common(found.text[:_SAMPLE_BYTES]):
-            return found
-    return None
+    if best_guess(sample, PAGES | EBCDIC).score > guess.score:
+        return None
+    return _strict(data, guess.encoding)
 
 
 def _utf8(data: bytes) -> Decoded | None:
@@ -158,19 +126,6 @@ def _nearly_utf8(data: bytes) -> Decoded | None:
     broken = text.count("\ufffd")
     sound = len(text) - len(text.encode("ascii", "ignore")) - broken
     return Decoded(text, "utf-8") if sound >= 3 * broken else None
-
-
-_COMMON = re.compile(
-    "[\\s!-~\u00a0-\u024f\u0370-\u06ff\u0900-\u0e7f\u2010-\u206f\u3000-\u30ff\u4e00-\u9fff"
-    "\uac00-\ud7a3\uff00-\uffef]"
-)
-
-
-def _is_common(text: str) -> bool:
-    """Is this made of everyday characters of one or two scripts, as real text is?"""
-    return len(_COMMON.findall(text)) > 0.98 * len(text) and len(
-        {ord(character) >> 12 for character in set(text)}
-    ) <= (4 if re.search("[\u4e00-\u9fff]", text) is None else 9)
 
 
 def _looks_binary(data: bytes) -> bool:
@@ -235,59 +190,20 @@ def _is_text_codec(encoding: str) -> bool:
 
 
 def _detected(data: bytes) -> Decoded:
-    """Decode by detection; the last resort is windows-1252 with replacement characters."""
-    if _looks_ebcdic(data):
-        text = data.decode(_EBCDIC[0], "replace")
-        return Decoded(text.replace("\x85", "\n"), _EBCDIC[0])  # NEL ends a line on mainframes
-    for encoding in _ranked(_telling_sample(data)):
-        if (found := _strict(data, encoding)) is not None:
-            return found
-    return Decoded(data.decode("cp1252", "replace"), "cp1252")
+    """Decode in the code page in which the bytes read most like a text. This always answers."""
+    from epicrag.connectors.guess import EBCDIC, PAGES, best_guess
+
+    pages = PAGES | EBCDIC if _looks_ebcdic(data) else PAGES
+    sample, whole = _telling_sample(data)
+    encoding = best_guess(sample, pages, whole=whole).encoding
+    text = data.decode(encoding, "replace")
+    # NEL ends a line on mainframes.
+    return Decoded(text.replace("\x85", "\n") if encoding in EBCDIC else text, encoding)
 
 
-_HIRAGANA = re.compile("[\u3041-\u3096]")
-_ODD = re.compile(
-    r"(?<=[^\W\d_])[^\w\s\x00-\x7f’‘´·\u0300-\u036f\u0591-\u065f\u0900-\u0e7f]+(?=[^\W\d_])"
-)
-
-
-def _oddness(text: str) -> float:
-    """Signs inside words (`k‰yttˆˆ`), as a share of what is not ASCII: a wrong code page shows so.
-
-    Hiragana counts for less than nothing: no other language's bytes look like it.
-    """
-    n_other = len(text) - len(text.encode("ascii", "ignore"))
-    n_hiragana = len(_HIRAGANA.findall(text))
-    return (sum(map(len, _ODD.findall(text))) - n_hiragana) / max(n_other, 1)
-
-
-def _is_turkish(sample: bytes) -> bool:
-    """Turkish ğ ı ş İ Ş stand where windows-1252 has ð ý þ Ý Þ, but it has no á é í ó æ beside them."""
-    return any(code in sample for code in b"\xf0\xfd\xfe") and not any(
-        code in sample for code in b"\xe1\xe9\xed\xf3\xe6"
-    )
-
-
-def _telling_sample(data: bytes) -> bytes:
-    """Return lines that hold bytes above ASCII: an English preface tells nothing of what follows."""
-    lines = re.split(rb"[\r\n]+", data[: 16 * _SAMPLE_BYTES])
-    telling = b"\n".join(line for line in lines if not line.isascii())
-    return (telling or data)[:_SAMPLE_BYTES]
-
-
-def _ranked(sample: bytes) -> list[str]:
-    """Return the code pages the sample may be in, best first."""
-    import charset_normalizer
-
-    scores: dict[str, float] = {}
-    for match in charset_normalizer.from_bytes(sample, cp_isolation=list(_CODE_PAGES)):
-        score = match.chaos - 0.1 * match.coherence + 0.1 * _oddness(str(match))
-        for encoding in match.could_be_from_charset:
-            scores.setdefault(encoding, score)
-    if not scores:
-        return []
-    if "cp1254" in scores and _is_turkish(sample):
-        scores["cp1254"] -= 2 * _NEAR
-    best = min(scores.values())
-    near = [page for page in _CODE_PAGES if scores.get(page, 9.0) <= best + _NEAR]
-    return near + sorted(set(scores) - set(near), key=lambda page: (scores[page], page))
+def _telling_sample(data: bytes) -> tuple[bytes, bool]:
+    """Return lines that hold bytes above ASCII, and whether that is all of them: an English preface
+    tells nothing of what follows."""
+    lines = re.split(rb"[\r\n]+", data[: 1 << 20])
+    telling = b"\n".join(line for line in lines if not line.isascii()) or data
+    return telling[:_GUESS_BYTES], len(telling) <= _GUESS_BYTES

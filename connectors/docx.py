@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 from epicrag.connectors.base import Limits, Parsed, Watch, refusing
 from epicrag.connectors.charts import chart_rows, diagram_texts
-from epicrag.connectors.docx_styles import W, Numbers, Styles, as_int, is_on, number_of
+from epicrag.connectors.docx_styles import Numbers, Styles, W, as_int, is_on, number_of
 from epicrag.connectors.docx_text import Inline, Runs, is_placeholder
 from epicrag.connectors.draft import Draft
+from epicrag.connectors.margins import only_in_margins
 from epicrag.connectors.ooxml import Package
 from epicrag.connectors.properties import real_title
 from epicrag.connectors.rows import RowWriter, one_line
-from epicrag.connectors.tables import is_head, joined_head
+from epicrag.connectors.tables import TableCell, TableRow, write_table
 from epicrag.connectors.xmls import iterate_xml, local
 from epicrag.types import Unread
 
 MEDIA = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 _WRAPPERS = frozenset(["ins", "moveTo", "customXml", "smartTag", "sdtContent", "body", "Choice"])
 _CONTENTS = re.compile(r"toc \d|table of figures|toc heading")
-_PAGE_NUMBER = re.compile(r"(?:page|seite|p\.|página|pagina)?\s*\d*\s*(?:of|von|/|de|-|–)?\s*\d*")
-_MAX_HEAD_ROWS = 3
 _MAX_SPAN = 64
 
 
@@ -56,28 +54,6 @@ def _head_of(package: Package) -> str:
     with package.open(package.main) as file:
         found = re.search(rb"<(?:\w+:)?(\w+)[\s>]", re.sub(rb"<[?!][^>]*>", b"", file.read(8192)))
     return found[1].decode("ascii", "replace") if found else ""
-
-
-@dataclass(slots=True)
-class _Cell:
-    """A cell of a row: its text, and how many columns it takes."""
-
-    text: str
-    span: int = 1
-
-
-@dataclass(slots=True)
-class _Row:
-    cells: list[_Cell] = field(default_factory=list)
-    is_head: bool = False
-
-    def texts(self) -> list[str]:
-        """The texts by column: what spans several stands in the first of them."""
-        return [text for cell in self.cells for text in [cell.text, *[""] * (cell.span - 1)]]
-
-    def names(self) -> list[str]:
-        """The texts by column, as names: what spans several is the name of each of them."""
-        return [cell.text for cell in self.cells for _ in range(cell.span)]
 
 
 class _Reader:
@@ -286,37 +262,27 @@ class _Reader:
                 for cell in _children(row, "tc"):
                     self._blocks(cell)
             return
-        read = [self._row(row) for row in rows]
-        self._rows([row for row in read if row and any(cell.text for cell in row.cells)])
+        write_table(self.draft, [row for row in map(self._row, rows) if row], self._watch)
         if self._pending:
             self._tell()
 
-    def _rows(self, rows: list[_Row | None]) -> None:
-        known = [row for row in rows if row is not None]
-        n_head = _head_rows(known)
-        head = joined_head([row.names() for row in known[:n_head]]) if n_head else None
-        with RowWriter(self.draft, head) as writer:
-            for row in known[n_head:]:
-                self._watch.check(self.draft.length)
-                writer.row(row.texts())
-
-    def _row(self, node: Any) -> _Row | None:
+    def _row(self, node: Any) -> TableRow | None:
         properties = node.find(f"{W}trPr")
-        row = _Row()
+        row = TableRow()
         if properties is not None:
             if properties.find(f"{W}del") is not None:
                 return None
             row.is_head = is_on(properties.find(f"{W}tblHeader"))
             before = properties.find(f"{W}gridBefore")
             if before is not None:
-                row.cells.append(_Cell("", _span(before)))
+                row.cells.append(TableCell("", _span(before)))
         for cell in _children(node, "tc"):
             own = cell.find(f"{W}tcPr")
             span, goes_on = 1, False
             if own is not None:
                 span = _span(own.find(f"{W}gridSpan"))
                 goes_on = _goes_on(own)
-            row.cells.append(_Cell("" if goes_on else self._cell(cell), span))
+            row.cells.append(TableCell("" if goes_on else self._cell(cell), span))
         return row
 
     def _cell(self, node: Any) -> str:
@@ -340,18 +306,15 @@ class _Reader:
 
     def _margins(self) -> None:
         """Write what only headers and footers say: a letterhead, a mark of confidence, a version."""
-        body = one_line(self.draft.text()).casefold()
-        seen: set[str] = set()
+        texts = [
+            (kind, self._runs.read(paragraph).text)
+            for kind in ("header", "footer")
+            for part in self._package.related(self._package.main, kind)
+            for paragraph in self._package.xml(part).iter(f"{W}p")
+        ]
         self.draft.leave_headings()
-        for kind in ("header", "footer"):
-            for part in self._package.related(self._package.main, kind):
-                for paragraph in self._package.xml(part).iter(f"{W}p"):
-                    text = one_line(self._runs.read(paragraph).text)
-                    key = text.casefold()
-                    if key in seen or _PAGE_NUMBER.fullmatch(key) or key in body:
-                        continue
-                    seen.add(key)
-                    self._plain(f"Page {kind}: {text}")
+        for line in only_in_margins(texts, self.draft.text()):
+            self._plain(line)
 
 
 def _style_of(properties: Any) -> str | None:
@@ -381,15 +344,3 @@ def _goes_on(properties: Any) -> bool:
         if node is not None and node.get(f"{W}val", "continue") != "restart":
             return True
     return False
-
-
-def _head_rows(rows: list[_Row]) -> int:
-    """How many rows from the top name the columns."""
-    marked = 0
-    while marked < min(len(rows), _MAX_HEAD_ROWS) and rows[marked].is_head:
-        marked += 1
-    if marked and marked < len(rows):
-        return marked
-    if len(rows) < 2:
-        return 0
-    return int(is_head(rows[0].names(), [row.texts() for row in rows[1:50]]))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 import unicodedata
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from epicrag.connectors.base import Limits, Parsed, too_long, too_many_pages, too_slow
 from epicrag.connectors.decode import is_blank
 from epicrag.connectors.draft import Draft
+from epicrag.connectors.pdf_chars import Characters, is_right_to_left, may_be_tabular
+from epicrag.connectors.pdf_layout import HEAD, ROW, arranged
 from epicrag.types import Unread
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ def _read(document: Any, limits: Limits) -> Parsed | Unread:
         title=_title(document, text),
         anchors=draft.anchors(),
         blocks=tuple(draft.blocks),
+        tables=draft.tables(),
     )
 
 
@@ -125,11 +128,22 @@ def _page_text(document: Any, index: int) -> str:
         textpage = page.get_textpage()
         try:
             text: str = textpage.get_text_range(errors="replace")
+            text = _looked_at(page, textpage, text)
         finally:
             textpage.close()
     finally:
         page.close()
     return clean(text)
+
+
+def _looked_at(page: Any, textpage: Any, text: str) -> str:
+    """The page's text, in the order of its letters and cells where PDFium's own is another."""
+    turned, tabular = is_right_to_left(text), may_be_tabular(text)
+    if not turned and not tabular:
+        return text
+    characters = Characters(page, textpage)
+    found = arranged(characters.pieces()) if tabular else None
+    return found or (characters.logical() if turned else text)
 
 
 def clean(text: str) -> str:
@@ -169,15 +183,34 @@ def mend_words(pages: list[str]) -> list[str]:
 
 
 def _write_page(draft: Draft, text: str, bookmarks: list[tuple[int, str]]) -> None:
-    """Write the paragraphs of a page; a line that is a bookmark's title is a heading."""
+    """Write the paragraphs and tables of a page; a line that is a bookmark's title is a heading."""
     waiting = {_key(title): level for level, title in reversed(bookmarks)}
-    first = True
-    for paragraph in _paragraphs(text.split("\n"), waiting):
-        level = waiting.pop(_key(paragraph), None)
-        draft.open("paragraph" if level is None else "heading", "\n\n" if first else "\n")
-        draft.write(paragraph)
-        draft.close(level)
-        first = False
+    gap = "\n\n"
+    for is_table, group in groupby(text.split("\n"), lambda line: line[:1] in (ROW, HEAD)):
+        if is_table:
+            _write_table(draft, list(group), gap)
+            gap = "\n"
+            continue
+        for paragraph in _paragraphs(list(group), waiting):
+            level = waiting.pop(_key(paragraph), None)
+            draft.open("paragraph" if level is None else "heading", gap)
+            draft.write(paragraph)
+            draft.close(level)
+            gap = "\n"
+
+
+def _write_table(draft: Draft, rows: list[str], gap: str) -> None:
+    """Write a table row by row; the lines of its head are one row."""
+    head = "\n".join(row[1:] for row in rows if row[0] == HEAD)
+    start = draft.length
+    for row in [head, *(row[1:] for row in rows if row[0] == ROW)]:
+        if row.strip():
+            draft.open("row", gap)
+            draft.write(row)
+            draft.close()
+            gap = "\n"
+    if head:
+        draft.table(start, head)
 
 
 def _paragraphs(lines: list[str], headings: dict[str, int]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from epicrag.connectors.omml import linear
 from epicrag.connectors.ooxml import Package
 from epicrag.connectors.properties import real_title
 from epicrag.connectors.rows import RowWriter, one_line
-from epicrag.connectors.tables import is_head
+from epicrag.connectors.tables import TableCell, TableRow, write_table
 from epicrag.connectors.xmls import local
 from epicrag.types import Unread
 
@@ -149,13 +149,13 @@ class _Reader:
         self.draft.close()
 
     def _table(self, table: Any) -> None:
-        rows = [[_cell(cell) for cell in row.cells] for row in table.rows]
-        rows = [row for row in rows if any(row)]
-        names = bool(table.first_row) and len(rows) > 1 and sum(map(bool, rows[0])) > 1
-        names = names or bool(rows and is_head(rows[0], rows[1:]))
-        with RowWriter(self.draft, rows[0] if names else None) as writer:
-            for row in rows[1 if names else 0 :]:
-                writer.row(row)
+        rows = [
+            TableRow([_cell(cell) for cell in row.cells if not cell._tc.hMerge])
+            for row in table.rows
+        ]
+        if table.first_row and rows and len([cell for cell in rows[0].cells if cell.text]) > 1:
+            rows[0].is_head = all(cell.span == 1 for cell in rows[0].cells)
+        write_table(self.draft, rows, self._watch)
 
     def _chart(self, root: Any) -> None:
         title, rows = chart_rows(root)
@@ -264,10 +264,11 @@ def _frame_text(shape: Any) -> str:
     return "\n".join(paragraph_text(node) for node in shape._element.iter(f"{_A}p"))
 
 
-def _cell(cell: Any) -> str:
-    if cell.is_spanned:
-        return ""
-    return one_line(" ".join(paragraph_text(node) for node in cell._tc.iter(f"{_A}p")))
+def _cell(cell: Any) -> TableCell:
+    if cell._tc.vMerge:
+        return TableCell("", min(max(cell._tc.gridSpan, 1), 64))
+    text = one_line(" ".join(paragraph_text(node) for node in cell._tc.iter(f"{_A}p")))
+    return TableCell(text, min(max(cell._tc.gridSpan, 1), 64))
 
 
 def _depth(node: Any) -> int:

@@ -63,7 +63,7 @@ def _read(book: Any, package: Package, limits: Limits) -> Parsed | Unread:
     if len(sheets) > limits.max_pages:
         raise RefusedError(too_many_parts(len(sheets), limits.max_pages, "sheets"))
     watch, draft = Watch(limits), Draft()
-    captions = []
+    captions: list[str] = []
     for number, sheet in enumerate(sheets, 1):
         if sheet.sheet_state == "veryHidden":
             continue
@@ -71,12 +71,12 @@ def _read(book: Any, package: Package, limits: Limits) -> Parsed | Unread:
         writer = SheetWriter(draft, watch, sheet.title)
         merges = _merges(package, sheet._worksheet_path)
         writer.write(merged(_rows(sheet, watch), merges))
-        captions.append(writer.caption)
+        captions += writer.captions
     return sheets_parsed(draft, MEDIA, package.meta(), captions)
 
 
 def sheets_parsed(
-    draft: Draft, media: str, meta: dict[str, MetaValue], captions: list[str | None]
+    draft: Draft, media: str, meta: dict[str, MetaValue], captions: list[str]
 ) -> Parsed:
     """What a workbook's reader returns: its title is that of its properties, or of its only sheet."""
     title = real_title(str(meta.pop("title", "")))

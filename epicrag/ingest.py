@@ -345,12 +345,16 @@ class _Run:
 
     def _delete(self, path: str, *, is_reused: bool) -> None:
         """Forget a document; its vectors are kept for this run, for what moved and was edited at once."""
-        catalog = self.tools.catalog
-        if is_reused and len(self.spare_vectors) < SPARE_CHUNKS:
-            ids = {chunk.id for _, chunk in catalog.chunks(path)}
-            self.spare_vectors |= catalog.vectors_of(ids)
-        catalog.delete_document(path)
+        if is_reused:
+            self._spare(self.tools.catalog.chunks(path))
+        self.tools.catalog.delete_document(path)
         self._report(self._deleted(path))
+
+    def _spare(self, chunks: Sequence[tuple[int, Chunk]]) -> None:
+        """Keep the vectors of passages that go: another document of this run may hold them."""
+        if chunks and len(self.spare_vectors) < SPARE_CHUNKS:
+            ids = {chunk.id for _, chunk in chunks}
+            self.spare_vectors |= self.tools.catalog.vectors_of(ids)
 
     def _try_document(self, entry: Entry, status: FileStatus) -> FileReport:
         """Bring one document in; whatever is wrong with it concerns this document only."""
@@ -379,6 +383,7 @@ class _Run:
         """Store a document. Passages that it had before, behind the same passage, keep their KV."""
         catalog, vectors = self.tools.catalog, self._embed(chunks)
         old = catalog.chunks(document.path)
+        self._spare(old)
         known = dict(zip(_in_context([c for _, c in old]), [row for row, _ in old], strict=True))
         keys = {pair: key for pair, row in known.items() if (key := catalog.kv_key(row))}
         rows = catalog.put_document(document, chunks, vectors)
@@ -468,17 +473,14 @@ class _Run:
 
     def _pending(self) -> dict[int, int]:
         """Return row: tokens of the chunks that lack their KV, the most retrieved first, then in reading order."""
+        contains = self.tools.kv_store.contains
         lacking = {
-            row: tokens_at_most(chunk)
-            for row, chunk in self.tools.catalog.all_chunks()
-            if (self.only is None or row in self.only) and not self._has_kv(row)
+            row: tokens
+            for row, tokens, key in self.tools.catalog.chunk_keys()
+            if (self.only is None or row in self.only) and not (key and contains(key))
         }
         uses = self.tools.catalog.uses() if lacking else {}
         return dict(sorted(lacking.items(), key=lambda item: -uses.get(item[0], 0)))
-
-    def _has_kv(self, row: int) -> bool:
-        key = self.tools.catalog.kv_key(row)
-        return key is not None and self.tools.kv_store.contains(key)
 
     def _that_fits(self, each: int, pending: dict[int, int]) -> dict[int, int]:
         """Return the chunks, in their order, whose KV finds room; say what is left out, and why.
@@ -655,13 +657,9 @@ def _take(rows: Iterable[int], cost: Callable[[int], int], room: int) -> list[in
     return taken
 
 
-def tokens_at_most(chunk: Chunk) -> int:
-    """How many tokens of KV a chunk has, or a few more: what the model is shown is more than its text."""
-    return chunk.n_tokens + _EXTRA_TOKENS + (len(chunk.model_text) - len(chunk.text)) // 2
-
-
 def _entry_bytes(tokens: int, each: int) -> int:
-    return tokens * each + ENTRY_BYTES
+    """What a chunk's KV takes on disk, or a little more: the model is shown more than its text."""
+    return (tokens + _EXTRA_TOKENS) * each + ENTRY_BYTES
 
 
 def _in_context(chunks: Sequence[Chunk]) -> list[tuple[str, str]]:

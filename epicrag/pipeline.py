@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -327,7 +328,7 @@ class Pipeline:
         from epicrag.sources import sources_of
 
         given = [paths] if isinstance(paths, str | Path) else paths
-        if not self._exists():
+        if not self.exists:
             _refuse_missing(given)
         manner = Manner(kv=kv, dry_run=dry_run, yes=yes, wait=wait)
         with self._writable(dry_run) as tools:
@@ -364,13 +365,73 @@ class Pipeline:
             Documents(root, documents, limits_of(self.config)), manner, progress
         )
 
+    def ingest_reader(
+        self,
+        reader: str,
+        arguments: Mapping[str, Any],
+        root: str,
+        manner: Manner,
+        progress: Progress | None = None,
+    ) -> IngestResult:
+        """`ingest_documents` for what a reader class of LlamaIndex loads, named as `module:Class`."""
+        from epicrag.connectors.llamahub import Documents, load
+
+        if progress:
+            progress(Event("doing", message=f"loading documents with {reader}"))
+        documents = load(reader, arguments)
+        return self.ingest_from(
+            Documents(root, documents, limits_of(self.config)), manner, progress
+        )
+
+    def ingest_bytes(
+        self, name: str, data: bytes, manner: Manner, progress: Progress | None = None
+    ) -> IngestResult:
+        """Make one document of bytes; `name` says their format, and is cited as `stdin:name`."""
+        from epicrag.connectors.stream import Stream
+
+        return self.ingest_from(Stream(name, data, limits_of(self.config)), manner, progress)
+
+    def watch(
+        self,
+        paths: Sequence[str | Path],
+        manner: Manner,
+        progress: Progress,
+        *,
+        stop: threading.Event | None = None,
+        debounce: float = 0.4,
+    ) -> bool:
+        """`ingest` now, and again whatever changes, until `stop` is set; return whether interrupted.
+
+        Ctrl-C between two runs raises KeyboardInterrupt. Where most of the index would go in the course
+        of it, nothing is deleted and a note says so, unless `manner.yes`.
+        """
+        from epicrag.watch import Watch
+
+        for path in paths:
+            if is_address(path):
+                raise UsageError(f"{path} cannot be watched", "--watch follows files and folders")
+        if not self.exists:
+            _refuse_missing(paths)
+        watch = Watch(
+            self.ingest_from,
+            self.config,
+            [Path(path) for path in paths],
+            progress,
+            kv=manner.kv,
+            yes=manner.yes,
+            wait=manner.wait,
+            debounce=debounce,
+            stop=stop or threading.Event(),
+        )
+        return watch.follow()
+
     def _saying(self, progress: Progress | None) -> Callable[[str], None] | None:
         return (lambda text: progress(Event("doing", message=text))) if progress else None
 
     @contextmanager
     def _writable(self, dry_run: bool) -> Iterator[Pipeline]:
         """A dry run over no index is planned against an empty one, of which nothing stays."""
-        if dry_run and "catalog" not in self.__dict__ and not self._exists():
+        if dry_run and "catalog" not in self.__dict__ and not self.exists:
             with TemporaryDirectory() as folder:
                 config = replace(self.config, index=Path(folder))
                 with Pipeline(config, create=True) as empty:
@@ -378,7 +439,9 @@ class Pipeline:
             return
         yield self
 
-    def _exists(self) -> bool:
+    @property
+    def exists(self) -> bool:
+        """Whether there is an index, be it an empty one."""
         from epicrag.index.catalog import FILE_NAME
 
         return (self.config.index / FILE_NAME).exists()
@@ -415,6 +478,7 @@ class Pipeline:
         )
         check_embedder(self.catalog, self.embedder)
         found = find(self.catalog, self.vectors, self.embedder, request)
+        check_embedder(self.catalog, self.embedder)  # a rebuild may have switched in between
         self._count(found.hits)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -271,10 +271,14 @@ class Catalog:
         """Return the rows and chunks of a document in reading order; [] when it is unknown."""
         return self._chunks("WHERE path = ? ORDER BY ordinal", _encode(path))
 
-    def all_chunks(self) -> Iterator[tuple[int, Chunk]]:
-        """Yield all chunks by document, in reading order, one document in memory at a time."""
+    def all_chunks(self, having: Container[int] | None = None) -> Iterator[tuple[int, Chunk]]:
+        """Yield all chunks by document, in reading order, one document in memory at a time.
+
+        With `having`, only the documents that have one of these chunks: the others' texts are not read.
+        """
         for (row,) in self._rows("SELECT row FROM documents ORDER BY path"):
-            yield from self._chunks("WHERE document_row = ? ORDER BY ordinal", row)
+            if having is None or any(chunk in having for chunk in self.rows_of([row])):
+                yield from self._chunks("WHERE document_row = ? ORDER BY ordinal", row)
 
     def chunk_rows(self, prefix: str = "") -> list[tuple[int, str, str]]:
         """Return (row, id, path) of the chunks whose ids begin so, by row: the texts are not read."""
@@ -294,6 +298,16 @@ class Catalog:
             row,
         )
         return found[0][1] if found else None
+
+    def renew_words(self) -> None:
+        """Make the words of all chunks again; chunks and the generation stay as they are."""
+        with self._database.writing() as connection:
+            connection.execute("DELETE FROM words")
+            connection.execute(
+                "INSERT INTO words (rowid, head, body) SELECT row,"
+                " words_of(coalesce(title, '') || ' ' || coalesce(heading, '')),"
+                " words_of(coalesce(table_head, '') || ' ' || text) FROM chunks"
+            )
 
     # --- vectors ---
 
@@ -359,18 +373,6 @@ class Catalog:
             table = np.fromiter(rows, np.dtype((np.int64, 2)))
         ids, chunk_rows = table[np.argsort(table[:, 0])].T.copy()
         return ids, chunk_rows
-
-    def windows(self, rows: Collection[int]) -> Vectors:
-        """Return the vectors of these chunks, as they are stored."""
-        found = self._rows(
-            "SELECT id, chunk_row, data FROM vectors"
-            " WHERE chunk_row IN (SELECT value FROM json_each(?)) ORDER BY id",
-            json.dumps([int(row) for row in rows]),
-        )
-        ids, chunk_rows, blobs = zip(*found, strict=True) if found else ((), (), ())
-        dim = len(blobs[0]) // 4 if blobs else 0
-        data = np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), dim)
-        return Vectors(np.array(ids, np.int64), np.array(chunk_rows, np.int64), data)
 
     # --- words ---
 
@@ -453,6 +455,13 @@ class Catalog:
             " JOIN documents ON documents.row = document_row"
         )
         return [(_decode(path), row, key) for path, row, key in rows]
+
+    def chunk_keys(self) -> list[tuple[int, int, str | None]]:
+        """Return (row, tokens, KV key) of every chunk in reading order: the texts are not read."""
+        return self._rows(
+            "SELECT chunks.row, n_tokens, key FROM documents JOIN chunks ON document_row = documents.row"
+            " LEFT JOIN kv ON chunk_row = chunks.row ORDER BY path, ordinal"
+        )
 
     def kv_keys(self) -> set[str]:
         return {key for (key,) in self._rows("SELECT DISTINCT key FROM kv")}

@@ -73,9 +73,7 @@ def _one(one: MetadataFilter, comparisons: list[Compare]) -> Node:
     return _compare(name, operator, texts, comparisons)
 
 
-def _compare(
-    name: str, operator: str, values: tuple[str, ...], comparisons: list[Compare]
-) -> Node:
+def _compare(name: str, operator: str, values: tuple[str, ...], comparisons: list[Compare]) -> Node:
     node = Compare(name, operator, values)
     comparisons.append(node)
     return node

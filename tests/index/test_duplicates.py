@@ -25,7 +25,9 @@ def test_the_same_text_under_another_header_is_kept_once():
 
 
 def test_nearly_the_same_text_is_kept_once():
-    assert kept(hit("a", LONG), hit("b", LONG.upper().replace("WORD50", "other"))) == [("a", ("b",))]
+    assert kept(hit("a", LONG), hit("b", LONG.upper().replace("WORD50", "other"))) == [
+        ("a", ("b",))
+    ]
 
 
 def test_a_part_of_a_better_passage_is_left_out():

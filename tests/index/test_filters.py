@@ -108,7 +108,7 @@ def test_a_year_is_read_off_a_date():
         ("x in ()", 7, "a value"),
         ("x not 3", 7, '"in"'),
         ("and=1", 1, "a field"),
-        ("a=\"open", 3, "a field, a value or an operator"),
+        ('a="open', 3, "a field, a value or an operator"),
         ("(" * 200 + "a=1", 51, "levels"),
         ("not " * 200 + "a=1", 201, "levels"),
     ],
