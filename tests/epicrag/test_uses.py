@@ -86,7 +86,10 @@ def test_counts_survive_reading_a_document_again(harbour):
     path.write_text(path.read_text() + " ")
     result = ingest(harbour)
     assert result.counts["changed"] == 1
-    assert uses(harbour).get("beacons", 0) in (0, 3)  # where the chunk's text is the same, its count
+    assert uses(harbour).get("beacons", 0) in (
+        0,
+        3,
+    )  # where the chunk's text is the same, its count
     harbour.write("beacons.txt", "All about beacons, and nothing else.\n")
     ingest(harbour)
     assert uses(harbour)["beacons"] == 3
@@ -105,7 +108,10 @@ def test_a_writer_elsewhere_is_no_reason_to_wait_or_to_fail(harbour):
         other.execute("ROLLBACK")
         other.close()
         pipeline.search("beacons", k=1)
-        assert pipeline.catalog.retrievals() == (3, 3)  # what could not be counted then is counted now
+        assert pipeline.catalog.retrievals() == (
+            3,
+            3,
+        )  # what could not be counted then is counted now
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -70,7 +70,7 @@ def prompts(draw: st.DrawFn):
         holes = holes if len(holes) < length else set()
         first = draw(st.sampled_from([0, ROWS]))
         last = (250 if not first else ROWS + MANY) - length
-        if first > last or length > 250 and not first:
+        if first > last:
             first, last = ROWS, ROWS + MANY - length
         spans.append(
             ops.Span(
