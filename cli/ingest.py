@@ -45,7 +45,11 @@ def ingest(
         typer.Option("--urls", help="Addresses too, one a line.", metavar="FILE", parser=path),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="With -: what to call it, as in notes.md.")
+        str | None,
+        typer.Option(
+            "--name",
+            help="With -: what to call it, as in notes.md. With --reader: what its documents belong to.",
+        ),
     ] = None,
     reader: Annotated[
         str | None,
@@ -172,8 +176,10 @@ def _refuse_contradiction(
             "standard input is one document, and needs a name",
             "epicrag ingest - --name notes.md < notes.md",
         )
-    if name and not is_stream:
-        raise UsageError("--name is for standard input", "epicrag ingest - --name notes.md")
+    if name and not is_stream and not reader:
+        raise UsageError(
+            "--name is for standard input and readers", "epicrag ingest - --name notes.md"
+        )
     if reader and given:
         raise UsageError("--reader takes no paths", "give its arguments with --reader-args")
     if watch and (reader or dry_run):
@@ -209,7 +215,10 @@ def _source(
     """Return what ingests that which was asked for."""
     if reader is not None:
         arguments = _arguments(reader_args)
-        return lambda manner, report: pipeline.ingest_reader(reader, arguments, manner, report)
+        root = name or reader.rpartition(":")[2]
+        return lambda manner, report: pipeline.ingest_reader(
+            reader, arguments, root, manner, report
+        )
     if name is not None:
         data = sys.stdin.buffer.read((pipeline.config.max_file_mb << 20) + 1)
         return lambda manner, report: pipeline.ingest_bytes(name, data, manner, report)

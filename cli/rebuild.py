@@ -49,10 +49,10 @@ def _run(out: Output, pipeline: Pipeline, embed_only: bool) -> Rebuilt:
     from epicrag.rebuild import rebuild as copies
     from epicrag.rebuild import reembed
 
-    if not embed_only:
-        return copies(pipeline)
     with reporter(out) as report:
-        return reembed(pipeline, progress=report)
+        if embed_only:
+            return reembed(pipeline, progress=report)
+        return copies(pipeline, progress=report)
 
 
 def _say(out: Output, done: Rebuilt, configured: str) -> None:

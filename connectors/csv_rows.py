@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterator
 
-_MAX_MENDED = 20
+_MAX_MENDED = 8
 
 
 def csv_rows(text: str, start: int, line: int, delimiter: str) -> Iterator[tuple[list[str], int]]:

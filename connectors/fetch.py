@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Literal, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
 from urllib.robotparser import RobotFileParser
 
 from epicrag.connectors.base import Limits, file_too_big, took_too_long
@@ -221,8 +222,9 @@ def normal(url: str) -> str:
     """Return an address as it is compared and stored: no fragment, no default port, a path."""
     import httpx
 
-    parts = httpx.URL(url.strip()).copy_with(fragment=None)
-    return str(parts if parts.path else parts.copy_with(path="/"))
+    text = str(httpx.URL(url.strip()).copy_with(fragment=None))
+    parts = urlsplit(text)
+    return text if parts.path else urlunsplit(parts._replace(path="/"))
 
 
 def _page(url: str, data: bytes, response: httpx.Response) -> Page:

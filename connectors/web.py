@@ -112,7 +112,7 @@ class Web:
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.limits = limits
-        self._roots = tuple(dict.fromkeys(roots))
+        self._roots = tuple(dict.fromkeys(map(normal, roots)))
         self._known = tuple(known)
         self._manners = manners
         self._say = say or (lambda text: None)

@@ -345,12 +345,16 @@ class _Run:
 
     def _delete(self, path: str, *, is_reused: bool) -> None:
         """Forget a document; its vectors are kept for this run, for what moved and was edited at once."""
-        catalog = self.tools.catalog
-        if is_reused and len(self.spare_vectors) < SPARE_CHUNKS:
-            ids = {chunk.id for _, chunk in catalog.chunks(path)}
-            self.spare_vectors |= catalog.vectors_of(ids)
-        catalog.delete_document(path)
+        if is_reused:
+            self._spare(self.tools.catalog.chunks(path))
+        self.tools.catalog.delete_document(path)
         self._report(self._deleted(path))
+
+    def _spare(self, chunks: Sequence[tuple[int, Chunk]]) -> None:
+        """Keep the vectors of passages that go: another document of this run may hold them."""
+        if chunks and len(self.spare_vectors) < SPARE_CHUNKS:
+            ids = {chunk.id for _, chunk in chunks}
+            self.spare_vectors |= self.tools.catalog.vectors_of(ids)
 
     def _try_document(self, entry: Entry, status: FileStatus) -> FileReport:
         """Bring one document in; whatever is wrong with it concerns this document only."""
@@ -379,6 +383,7 @@ class _Run:
         """Store a document. Passages that it had before, behind the same passage, keep their KV."""
         catalog, vectors = self.tools.catalog, self._embed(chunks)
         old = catalog.chunks(document.path)
+        self._spare(old)
         known = dict(zip(_in_context([c for _, c in old]), [row for row, _ in old], strict=True))
         keys = {pair: key for pair, row in known.items() if (key := catalog.kv_key(row))}
         rows = catalog.put_document(document, chunks, vectors)
@@ -453,10 +458,18 @@ class _Run:
             pending, fitting = self._pending(), None
         catalog.set_setting("kv_own_keys", json.dumps(sorted(engine.own_keys())))
         if fitting is None:
+            self._compile_own(engine)
             fitting = self._that_fits(engine.kv_bytes_per_token, pending)
         self._compile_all(engine, fitting)
         catalog.set_setting("kv_identity", identity)
         return engine.own_keys()
+
+    def _compile_own(self, engine: Engine) -> None:
+        """Store the engine's own entries before the budget is shared out: without them nothing is compiled."""
+        if self.tools.config.kv_disk is not None:
+            self.tools.uses.expect({})
+            for _ in engine.compile(()):
+                pass
 
     def _pending(self) -> dict[int, int]:
         """Return row: tokens of the chunks that lack their KV, the most retrieved first, then in reading order."""

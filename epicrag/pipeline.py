@@ -369,6 +369,7 @@ class Pipeline:
         self,
         reader: str,
         arguments: Mapping[str, Any],
+        root: str,
         manner: Manner,
         progress: Progress | None = None,
     ) -> IngestResult:
@@ -377,10 +378,9 @@ class Pipeline:
 
         if progress:
             progress(Event("doing", message=f"loading documents with {reader}"))
-        name = reader.partition(":")[2]
         documents = load(reader, arguments)
         return self.ingest_from(
-            Documents(name, documents, limits_of(self.config)), manner, progress
+            Documents(root, documents, limits_of(self.config)), manner, progress
         )
 
     def ingest_bytes(
@@ -410,7 +410,7 @@ class Pipeline:
         for path in paths:
             if is_address(path):
                 raise UsageError(f"{path} cannot be watched", "--watch follows files and folders")
-        if not self.exists():
+        if not self.exists:
             _refuse_missing(paths)
         watch = Watch(
             self.ingest_from,
@@ -478,6 +478,7 @@ class Pipeline:
         )
         check_embedder(self.catalog, self.embedder)
         found = find(self.catalog, self.vectors, self.embedder, request)
+        check_embedder(self.catalog, self.embedder)  # a rebuild may have switched in between
         self._count(found.hits)
         return found
 

@@ -83,6 +83,7 @@ def restore(
                 for line in lines
                 if line.key in keys and line.key is not None
             }
+            say(Event("doing", message=f"putting in {archive.manifest.chunks:,} passages"))
             pipeline.catalog.load(items, wanted, settings)
             pipeline.vectors.refresh()
     again = reembed(pipeline, progress=progress) if re_embed else None

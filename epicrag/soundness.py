@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from epicrag.checkup import Check, fail, ok, warn
+from epicrag.documents import is_there
 from epicrag.errors import DamagedError, EpicragError, MismatchError
 from epicrag.gc import leftovers, orphans
 from epicrag.rebuild import embedder_of
@@ -210,7 +211,7 @@ def _leftovers(pipeline: Pipeline) -> Check:
 def _sources(pipeline: Pipeline) -> Check:
     """Whether the files that were read are still there; what is no file is not looked for."""
     paths = [row.path for row in pipeline.catalog.documents() if row.path.startswith("/")]
-    gone = [path for path in paths if not _is_there(path)]
+    gone = [path for path in paths if not is_there(path)]
     if not gone:
         return ok("sources", f"{len(paths):,} files are where they were")
     what = f"{len(gone):,} of {len(paths):,} files are gone, such as {gone[0]}"
@@ -218,11 +219,6 @@ def _sources(pipeline: Pipeline) -> Check:
     if len(gone) == len(paths) and len(gone) > 1:
         return warn("sources", what, f"is the disk of {top} mounted?")
     return warn("sources", what, f"make the index equal to what is there: epicrag ingest {top}")
-
-
-def _is_there(path: str) -> bool:
-    """Whether a path exists, or leads into a file, as a member of an archive does."""
-    return os.path.lexists(path) or any(parent.is_file() for parent in Path(path).parents)
 
 
 # --- with the models -----------------------------------------------------------------------------
@@ -257,17 +253,24 @@ def _round_trip(pipeline: Pipeline) -> Check:
     import numpy as np
 
     catalog = pipeline.catalog
-    held = catalog.vectors()
-    if not len(held.ids):
+    _, rows = catalog.vector_rows()
+    if not len(rows):
         return ok("round trip", "nothing to find yet")
-    chunk = catalog.chunk(int(held.chunk_rows[0]))
-    again = pipeline.embedder.passages([chunk.model_text])[0][0]
-    scores = held.data @ again
-    best = catalog.chunk(int(held.chunk_rows[int(np.argmax(scores))]))
-    own = float(scores[0])
-    if best.id == chunk.id or own >= scores.max() - 1e-3:
+    chunk = catalog.chunk(int(rows[0]))
+    again = pipeline.embedder.passages([chunk.model_text])[0]
+    if not len(again):
+        return warn("round trip", "the embedder makes nothing of the first passage")
+    top, best_row, own = -1.0, 0, -1.0
+    for held in catalog.vector_batches():
+        scores = held.data @ again[0]
+        at = int(np.argmax(scores))
+        if scores[at] > top:
+            top, best_row = float(scores[at]), int(held.chunk_rows[at])
+        own = max(own, float(scores[held.chunk_rows == rows[0]].max(initial=-1)))
+    best = catalog.chunk(best_row)
+    if best.id == chunk.id or own >= top - 1e-3:
         return ok("round trip", f"a passage, embedded anew, finds itself (score {own:.3f})")
-    what = f"a passage, embedded anew, finds another one first (score {scores.max():.3f}, its own {own:.3f})"
+    what = f"a passage, embedded anew, finds another one first (score {top:.3f}, its own {own:.3f})"
     return fail("round trip", what, "epicrag rebuild --embed-only", _DAMAGED)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from epicrag.errors import LockedError
 from epicrag.ingest import Event, IngestResult, Manner, Progress
-from epicrag.sources import folder_of
+from epicrag.sources import folder_of, own_folders
 from epicrag.types import FileReport
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class Watch:
 
     def follow(self) -> bool:
         """Run; return whether a run was interrupted. MassDeleteError: already the first sync is one."""
+        self._stats = {root: _stat(root) for root in self._roots()}
         while not self.stop.is_set():
-            self._stats = {root: _stat(root) for root in self._roots()}
             for changes in self._changes():
                 self._touched |= changes
                 if self._is_interrupted_by_work():
@@ -96,7 +96,7 @@ class Watch:
     def _watched(self, folders: Sequence[str]) -> Iterator[set[tuple[object, str]]]:
         import watchfiles
 
-        is_ours = _filter(self.config)
+        is_ours = _filter(self.config, folders)
         for changes in watchfiles.watch(
             *folders,
             watch_filter=lambda change, path: is_ours(path),
@@ -209,13 +209,25 @@ def _tops(paths: Iterable[str]) -> set[str]:
     }
 
 
-def _filter(config: Config) -> Callable[[str], bool]:
+def _filter(config: Config, roots: Sequence[str]) -> Callable[[str], bool]:
     """Return whether a path may concern documents: not the index, whose writing would never end."""
-    from epicrag.connectors.folder import NEVER, real
+    from epicrag.connectors.folder import NEVER
     from epicrag.index.sync import is_below
 
-    own = {real(os.fspath(config.index)), real(os.fspath(config.home))}
-    return lambda path: not is_below(path, own) and NEVER.isdisjoint(path.split(os.sep))
+    own = {folder for folder in own_folders(config) if not _lie_in(roots, folder)}
+
+    def concerns(path: str) -> bool:
+        root = max((root for root in roots if is_below(path, {root})), key=len, default="")
+        return not is_below(path, own) and NEVER.isdisjoint(path[len(root) :].split(os.sep))
+
+    return concerns
+
+
+def _lie_in(paths: Sequence[str], folder: str) -> bool:
+    """Is one of the paths this folder, or in it?"""
+    from epicrag.index.sync import is_below
+
+    return any(is_below(path, {folder}) for path in paths)
 
 
 def _stat(path: str) -> object:

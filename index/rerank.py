@@ -28,8 +28,9 @@ class CrossReranker:
         self.name = name
         self._model = _load(path, device)
         self._tokenizer: Any = self._model.tokenizer
-        longest = getattr(self._model, "max_length", None) or getattr(
-            self._model, "max_seq_length", None
+        # The newer name first: asking for the old one warns where both are known.
+        longest = getattr(self._model, "max_seq_length", None) or getattr(
+            self._model, "max_length", None
         )
         self._room = int(min(longest or _MOST_TOKENS, 1 << 16))
 

@@ -34,13 +34,14 @@ def test_path_digest_and_encoding_are_the_files_own(tmp_path: Path, read_bytes: 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a.docx", "Word (.docx)"),
-        ("a.rst", "reStructuredText (.rst)"),
-        ("README.rst", "reStructuredText"),
+        ("a.mp4", "video (.mp4)"),
+        ("a.mobi", "e-book (.mobi)"),
+        ("README.parquet", "Parquet"),
         ("a.mp3", "sound"),
         ("a.PNG", "image"),
         ("a.png", "image"),
         ("a.weird", ".weird"),
+        ("package-lock.json", "lock file"),
         ("noextension", "without an extension"),
     ],
 )

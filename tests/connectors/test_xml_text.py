@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,26 @@ def test_attributes_that_hold_text_are_text():
     )
 
 
+def test_headings_end_with_their_element_and_hold_for_records():
+    people = "".join(
+        f"<person><name>P{n}</name><about>{'word ' * 200}</about></person>" for n in (1, 2)
+    )
+    parsed = parse(
+        f"<r><part><title>Staff</title><intro>All of us</intro>{people}<p>And you?</p></part><note>Bye</note></r>"
+    )
+    found = {a.heading for a in parsed.anchors}
+    assert found == {"Staff", "Staff > P1", "Staff > P2", None}
+    assert parsed.anchors[-1].heading is None and parsed.text.endswith("Bye")
+
+
+def test_outlines_on_maps_do_not_drown_names():
+    outline = " ".join(f"{n / 7},{n / 3},0" for n in range(5_000))
+    parsed = parse(
+        f"<kml><Placemark><name>Fiji</name><coordinates>{outline}</coordinates></Placemark></kml>"
+    )
+    assert parsed.text == "name: Fiji\ncoordinates: 15,000 numbers from 0 to 1666.33333333"
+
+
 def test_pages_are_read_as_pages():
     parsed = parse("<html xmlns='http://www.w3.org/1999/xhtml'><body><h1>A</h1><script>no</script><p>b</p></body></html>")  # fmt: skip
     assert (parsed.text, parsed.media) == ("A\n\nb", "text/html")
@@ -106,6 +127,16 @@ def test_bomb_is_reported_as_one(tmp_path: Path):
     assert isinstance(report, Unread)
     assert report.status == "failed"
     assert "XML bomb" in report.reason
+
+
+@pytest.mark.parametrize(
+    "inside",
+    ["<title>a</title>", "<a/>", "<a>x</a>y", "<p><title>b</title></p>", "<c><d>x</d></c>"],
+)
+def test_many_elements_beside_each_other_take_no_time(inside: str):
+    began = time.monotonic()
+    parse(f"<r><q>{inside * 20_000}</q></r>")
+    assert time.monotonic() - began < 30
 
 
 def test_text_between_elements_of_a_long_one_is_kept():

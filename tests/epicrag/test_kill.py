@@ -230,7 +230,7 @@ def test_twenty_kills_at_random_points_of_an_ingest_of_two_hundred_files(tmp_pat
     killed, finished, before = 0, 0, set()
     while killed < KILLS:
         pid = worker.start(tree.folder, index)
-        time.sleep(chance.uniform(0, whole / 2))
+        time.sleep(chance.uniform(0, whole / 3))
         os.kill(pid, signal.SIGKILL)
         if worker.wait() == 0:  # it was done already
             finished += 1

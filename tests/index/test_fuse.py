@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from epicrag.index.fuse import RANK_CONSTANT, fuse
+import pytest
+
+from epicrag.index.fuse import RANK_CONSTANT, fuse, shares
 
 RANKINGS = {"dense": [(1, 0.9), (2, 0.5)], "words": [(3, 8.0), (2, 4.0)]}
 
@@ -40,3 +42,27 @@ def test_ties_go_to_the_first_ranking():
 
 def test_nothing_gives_nothing():
     assert fuse({"dense": [], "words": []}, {"dense": 1, "words": 1}) == []
+
+
+def test_a_ranking_that_singles_nothing_out_counts_less():
+    flat = [(n, 0.5 - n / 1000) for n in range(20)]
+    clear = [(100, 9.0), *((n, 1.0 - n / 100) for n in range(19))]
+    found = shares({"dense": flat, "words": clear}, {"dense": 1.0, "words": 1.0})
+    assert found["words"] > 1 > found["dense"] > 0
+    assert sum(found.values()) == pytest.approx(2)
+    turned = shares({"dense": clear, "words": flat}, {"dense": 1.0, "words": 1.0})
+    assert turned["dense"] == found["words"]
+
+
+def test_given_weights_are_multiplied_and_none_stays_none():
+    ranking = [(n, 1.0 / (n + 1)) for n in range(20)]
+    even = {"dense": ranking, "words": ranking}
+    assert shares(even, {"dense": 1.0, "words": 0.5}) == {"dense": 1.0, "words": 0.5}
+    assert shares(even, {"dense": 1.0, "words": 0.0}) == {"dense": 1.0, "words": 0.0}
+
+
+def test_short_rankings_and_equal_scores_are_no_trouble():
+    weights = {"dense": 1.0, "words": 1.0}
+    assert shares({"dense": [(1, 0.5)] * 4, "words": [(1, 9.0)]}, weights) == weights
+    equal = {"dense": [(1, 0.5)] * 9, "words": [(1, 9.0)] * 9}
+    assert shares(equal, weights) == weights

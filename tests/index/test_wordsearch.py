@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from epicrag.index import migrations, wordsearch
@@ -42,22 +44,40 @@ def test_words_follow_documents_through_put_change_rename_and_delete(catalog, pu
     assert catalog._rows("SELECT term FROM words_vocabulary") == [("b",), ("unrel",)]
 
 
-def test_a_failed_put_leaves_the_words_as_they_were(catalog, put, make, embedder, monkeypatch):
+def test_a_failed_put_leaves_the_words_as_they_were(catalog, put, make):
     put(catalog, "/d/a.md", "the code is 4471")
-    monkeypatch.setattr("epicrag.index.catalog._step", lambda _: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        put(catalog, "/d/a.md", "the code is 8820")
-    monkeypatch.undo()
+    document, chunks = make("/d/a.md", "the code is 8820", "twice")
+    twice = [chunks[0], replace(chunks[1], ordinal=0)]
+    with pytest.raises(Exception, match="UNIQUE"):
+        catalog.put_document(document, twice, [np.zeros((0, 64), np.float32)] * 2)
     assert (found(catalog, "4471"), found(catalog, "8820")) == (["the code is 4471"], [])
     check(catalog)
 
 
-def test_a_catalog_from_before_words_is_filled_when_it_is_opened(tmp_path, put, monkeypatch):
-    before = tuple(m for m in migrations.MIGRATIONS if m.name < "0003_words")
+def test_a_catalog_from_before_words_is_filled_when_it_is_opened(tmp_path, make, monkeypatch):
+    document, chunks = make("/d/a.md", "the code is 4471", "明天下雨")
     with monkeypatch.context() as patch:
-        patch.setattr(migrations, "MIGRATIONS", before)
-        with Catalog.open(tmp_path, create=True) as old:
-            put(old, "/d/a.md", "the code is 4471", "明天下雨")
+        patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:2])
+        with Catalog.open(tmp_path, create=True) as old, old._database.writing() as connection:
+            connection.execute(
+                "INSERT INTO documents (row, path, digest, media) VALUES (1, ?, 'x', 'text/plain')",
+                (document.path.encode(),),
+            )
+            for chunk in chunks:
+                place = chunk.place
+                values = (
+                    chunk.ordinal,
+                    chunk.id,
+                    chunk.start,
+                    chunk.end,
+                    chunk.text,
+                    chunk.n_tokens,
+                )
+                connection.execute(
+                    "INSERT INTO chunks (document_row, ordinal, id, start, end, text, n_tokens, page,"
+                    " line_first, line_last, heading) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (*values, place.page, *place.lines, place.heading),
+                )
     with Catalog.open(tmp_path) as catalog:
         assert found(catalog, "4471") == ["the code is 4471"]
         assert found(catalog, "明天") == ["明天下雨"]
