@@ -183,7 +183,8 @@ def _in(table: dict[str, float], letters: Counter[str]) -> float:
 def _habits(text: str) -> float:
     """What writers do not do: scripts mixed within a word, capitals behind small letters, signs inside words."""
     total = _INSIDE * len(_SIGN_INSIDE.findall(text)) + _LONELY * len(_LONE_LETTER.findall(text))
-    for before, after in _adjacent(text):
+    for pair in _adjacent(text):
+        before, after = pair[0], pair[1]
         first, second = _script(before), _script(after)
         if first != second and not {first, second} <= _TOGETHER:
             total += _MIXED
