@@ -34,12 +34,9 @@ def test_path_digest_and_encoding_are_the_files_own(tmp_path: Path, read_bytes: 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a.docx", "Word (.docx)"),
-        ("a.rst", "reStructuredText (.rst)"),
-        ("README.rst", "reStructuredText"),
-        ("a.csv", "CSV"),
-        ("a.JSON", "JSON"),
-        ("a.png", "image"),
+        ("a.bib", "BibTeX (.bib)"),
+        ("a.MP3", "sound"),
+        ("a.gif", "image"),
         ("a.weird", ".weird"),
         ("noextension", "without an extension"),
     ],
