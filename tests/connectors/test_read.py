@@ -146,7 +146,9 @@ def test_line_ends_change_neither_text_nor_line_numbers(read_bytes: ReadBytes):
     assert unix.place(unix.text.index("two"), unix.text.index("two") + 3).lines == (4, 4)
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.html", "a.py", "a.toml"])
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a.md", "a.html", "a.py", "a.toml", "a.rst", "a.adoc", "a.org", "a.tex"]
+)
 def test_blocks_and_anchors_keep_their_promises(read_bytes: ReadBytes, name: str):
     source = "\n\n# One\n\n- a\n- b\n\n```\ncode\n```\n\ntext\n" * 3
     document = read_bytes(name, source.encode())
