@@ -40,13 +40,23 @@ BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """A question, and what is right: the gain of each document by its path, or the answers."""
+
+    text: str
+    gains: Mapping[str, float]
+    answers: tuple[str, ...]
+    own: frozenset[str] = frozenset()
+    """The documents that come with it, by their paths."""
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """Documents to be indexed together, and what is asked of them."""
 
     name: str
     documents: tuple[Document, ...]
-    questions: tuple[tuple[str, Mapping[str, float], tuple[str, ...]], ...]
-    """The question, the gain of each document by its path, and the answers, of which either is empty."""
+    questions: tuple[Question, ...]
 
 
 def read_task(path: Path, n_questions: int) -> Task:
@@ -60,23 +70,28 @@ def read_task(path: Path, n_questions: int) -> Task:
     return Task(name, documents, tuple(_judged(json.loads(line)) for line in queries))
 
 
-def _judged(line: dict[str, Any]) -> tuple[str, Mapping[str, float], tuple[str, ...]]:
+def _judged(line: dict[str, Any]) -> Question:
     gains = {
         str(at): float(5 - grade) if 1 <= grade <= 4 else 1.0
         for at, grade in line["relevant"].items()
     }
-    return line["query"], gains, ()
+    return Question(line["query"], gains, ())
 
 
 def _question_set(name: str, lines: list[dict[str, Any]], n_questions: int) -> Task:
     usable = [line for line in lines if line["meta"].get("answer_in")][:n_questions]
-    documents = {}
+    documents, questions = {}, []
     for line in usable:
-        for one in line["documents"]:
-            key = hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest()[:16]
+        own = {_key(one): one for one in line["documents"]}
+        for key, one in own.items():
             documents[key] = document(key, one.get("title"), one["text"])
-    questions = [(line["question"], {}, tuple(map(str, line["answers"]))) for line in usable]
+        answers = tuple(map(str, line["answers"]))
+        questions.append(Question(line["question"], {}, answers, frozenset(own)))
     return Task(name, tuple(documents.values()), tuple(questions))
+
+
+def _key(document: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def document(path: str, title: str | None, text: str) -> Document:
@@ -131,11 +146,13 @@ def measure(bench: Bench, task: Task, weights: Sequence[str]) -> list[dict[str, 
         chunks = catalog.counts().chunks
         for name, options in configurations(weights):
             scores: list[dict[str, float]] = []
-            for question, gains, answers in task.questions:
+            for question in task.questions:
                 began = time.perf_counter()
-                hits = search(catalog, vectors, bench.embedder, Request(question, 10, **options))
+                hits = search(
+                    catalog, vectors, bench.embedder, Request(question.text, 10, **options)
+                )
                 spent = (time.perf_counter() - began) * 1000
-                scores.append({**score(hits, gains, answers), "ms": spent})
+                scores.append({**score(hits, question.gains, question.answers), "ms": spent})
             means = {key: statistics.mean(one[key] for one in scores) for key in scores[0]}
             means["ms"] = statistics.median(one["ms"] for one in scores)
             rows.append(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from epicrag.cli import look
 from epicrag.cli.common import Common
 from epicrag.cli.output import Output, line_of
 from epicrag.passages import remember
@@ -56,9 +57,13 @@ def ask(
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End the answer here; may be repeated.")
     ] = None,
-    min_score: Annotated[
-        float | None, typer.Option("--min-score", help="Abstain when no passage scores this much.")
-    ] = None,
+    min_score: look.MinScore = None,
+    filter: look.Filter = None,
+    mode: look.Mode = None,
+    weights: look.Weights = None,
+    rerank: look.Rerank = None,
+    no_rerank: look.NoRerank = False,
+    explain: look.Explain = False,
     shuffle_seed: Annotated[
         int | None, typer.Option("--shuffle-seed", help="Put the passages in a random order.")
     ] = None,
@@ -74,7 +79,7 @@ def ask(
         compile=compile_mode,
         quantize=quantize,
         max_tokens=max_tokens,
-        min_score=min_score,
+        **look.settings(mode, weights, rerank, no_rerank, min_score=min_score),
     ) as pipeline:
         sampling = pipeline.sampling(
             temperature=temperature,
@@ -84,8 +89,15 @@ def ask(
             stop=tuple(stop or ()),
         )
         stream = pipeline.stream(
-            question, k=top_k, sampling=sampling, strict=strict, shuffle_seed=shuffle_seed
+            question,
+            k=top_k,
+            sampling=sampling,
+            strict=strict,
+            shuffle_seed=shuffle_seed,
+            filter=filter,
         )
+        if explain and not out.is_machine:
+            look.explain(out, stream.hits, stream.relevance)
         if show_chunks and not out.is_machine:
             _show_chunks(out, stream.hits)
         # Under --strict nothing is shown before it is known whether the documents say so.
@@ -165,6 +177,7 @@ def answer_json(answer: Answer, notes: list[str]) -> dict[str, object]:
         "usage": asdict(answer.usage),
         "model": answer.model,
         "notes": notes,
+        "relevance": look.relevance_json(answer.relevance),
     }
 
 

@@ -55,6 +55,10 @@ class Common:
         str | None, typer.Option("--embed-model", help="Embedding model: a name or a path.")
     ] = None
     device: Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N.")] = None
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option("--kv-dtype", help="KV on disk and in memory: auto (16 bits), or int8."),
+    ] = None
     offline: Annotated[bool, typer.Option("--offline", help="Never use the network.")] = False
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Print a JSON object a line.")] = False
@@ -71,7 +75,7 @@ class Common:
     @property
     def flags(self) -> dict[str, object]:
         """The flags that are settings, as `load_config` takes them."""
-        names = ("index", "home", "config", "model", "embed_model", "device")
+        names = ("index", "home", "config", "model", "embed_model", "device", "kv_dtype")
         return {name: getattr(self, name) for name in names} | {"offline": self.offline or None}
 
     def load(self, **more: object) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -25,7 +26,7 @@ def show(
         found = {key: {"value": _plain(value), "origin": where} for key, value, where in rows}
         out.object({"settings": found})
         return 0
-    lines = [(f"{key} = {toml(value)}", where) for key, value, where in rows]
+    lines = [(f"{key} = {toml(value, key)}", where) for key, value, where in rows]
     width = min(max(len(line) for line, _ in lines), 48)
     for line, where in lines:
         out.text(f"{line:<{width}}  # {where}" if origin else line)
@@ -72,6 +73,9 @@ def check(common: Common) -> int:
 
 
 def _plain(value: object) -> object:
+    """A setting as JSON has it."""
+    if isinstance(value, Mapping):
+        return dict(value)
     return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 

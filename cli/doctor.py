@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from epicrag.cli.common import Common
-from epicrag.cli.output import Output, line_of
+from epicrag.cli.output import Output, count, line_of
 
 if TYPE_CHECKING:
     from epicrag.checkup import Check
@@ -63,10 +63,11 @@ def _print(out: Output, check: Check) -> None:
 
 def _say(out: Output, found: Diagnosis) -> None:
     for line in found.fixed:
-        out.note(f"mended: {line}")
+        out.text(f"mended: {line}")
     states = [check.state for check in found.checks]
     n = {state: states.count(state) for state in ("ok", "warn", "fail")}
-    out.note(f"{n['ok']} ok, {n['warn']} warnings, {n['fail']} failures")
+    warnings, failures = count(n["warn"], "warning"), count(n["fail"], "failure")
+    out.note(f"{n['ok']} ok, {warnings}, {failures}")
 
 
 def check_json(check: Check) -> dict[str, object]:

@@ -14,8 +14,11 @@ from epicrag.cli.output import shown
 def init(
     common: Common,
     folder: Annotated[
-        Path, typer.Argument(help="The folder to make ready.", metavar="[FOLDER]", parser=path)
-    ] = Path(),
+        Path | None,
+        typer.Argument(
+            help="The folder to make ready; this one without.", metavar="[FOLDER]", parser=path
+        ),
+    ] = None,
 ) -> int:
     """Make a folder ready: write a commented epicrag.toml, and ignore rules. Overwrites nothing.
 
@@ -29,7 +32,7 @@ def init(
     for name in ("index", "home"):
         if name in given:
             given[name] = str(Path(given[name]).expanduser().absolute())
-    made = make(folder, given)
+    made = make(folder or Path(), given)
     if out.is_machine:
         files = {"written": list(map(str, made.written)), "kept": list(map(str, made.kept))}
         out.object({"folder": str(made.folder), "index": str(made.index), **files})

@@ -37,6 +37,8 @@ def rebuild(
         out.object(asdict(done))
     else:
         _say(out, done, configured)
+        if embed_only and done.new is None:
+            out.note("nothing to embed: the vectors are of the embedder that is configured")
     if done.interrupted:
         out.note("interrupted: the index is as it was, and the next run goes on from here")
         return INTERRUPTED
@@ -47,10 +49,10 @@ def _run(out: Output, pipeline: Pipeline, embed_only: bool) -> Rebuilt:
     from epicrag.rebuild import rebuild as copies
     from epicrag.rebuild import reembed
 
-    if not embed_only:
-        return copies(pipeline)
     with reporter(out) as report:
-        return reembed(pipeline, progress=report)
+        if embed_only:
+            return reembed(pipeline, progress=report)
+        return copies(pipeline, progress=report)
 
 
 def _say(out: Output, done: Rebuilt, configured: str) -> None:

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from epicrag.cli import look
 from epicrag.cli.common import Common
-from epicrag.cli.output import Output, line_of, place_of
+from epicrag.cli.output import Output, count, line_of, place_of, shown
 from epicrag.types import Hit
 
 SNIPPET_CHARACTERS = 240
@@ -19,28 +20,51 @@ def search(
     top_k: Annotated[
         int | None, typer.Option("--top-k", "-k", min=1, help="Passages to list.")
     ] = None,
+    filter: look.Filter = None,
+    mode: look.Mode = None,
+    weights: look.Weights = None,
+    rerank: look.Rerank = None,
+    no_rerank: look.NoRerank = False,
+    explain: look.Explain = False,
 ) -> int:
-    """List the passages nearest to a query, with their scores."""
+    """List the best passages for a query, with how near they are."""
     out = common.output
-    with common.open() as pipeline:
-        hits = pipeline.search(query, k=top_k)
+    with common.open(**look.settings(mode, weights, rerank, no_rerank)) as pipeline:
+        found = pipeline.find(query, k=top_k, filter=filter)
+    hits = list(enumerate(found.hits, 1))
     if out.jsonl:
-        for rank, hit in enumerate(hits, 1):
+        for rank, hit in hits:
             out.object(hit_json(rank, hit))
     elif out.json:
-        out.object({"query": query, "hits": [hit_json(*ranked) for ranked in enumerate(hits, 1)]})
+        relevance = look.relevance_json(found.relevance)
+        out.object(
+            {"query": query, "hits": [hit_json(*one) for one in hits], "relevance": relevance}
+        )
     else:
-        for rank, hit in enumerate(hits, 1):
-            _show(out, rank, hit)
+        for rank, hit in hits:
+            _show(out, rank, hit, explain)
+    if not hits:
+        out.note("nothing was found")
+    if explain and not out.is_machine:
+        out.note(look.relevance_line(found.relevance))
     return 0
 
 
-def _show(out: Output, rank: int, hit: Hit) -> None:
+def _show(out: Output, rank: int, hit: Hit, explain: bool) -> None:
     place = hit.chunk.place
     heading = f" · {line_of(place.heading)}" if place.heading else ""
     where = place_of(hit.chunk.document, place)
     out.text(f"{rank:>2}. {hit.score:.3f}  {where}{heading}")
     out.text(f"    {snippet(hit.chunk.text)}")
+    if explain:
+        out.text(f"    {look.stages_line(hit)}")
+    if hit.also:
+        out.text(f"    the same in {count(len(hit.also), 'other document')}: {_paths(hit.also)}")
+
+
+def _paths(paths: tuple[str, ...]) -> str:
+    more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
+    return ", ".join(map(line_of, map(shown, paths[:3]))) + more
 
 
 def snippet(text: str) -> str:
@@ -65,4 +89,6 @@ def hit_json(rank: int, hit: Hit) -> dict[str, object]:
         "cells": chunk.place.cells,
         "chunk": chunk.id,
         "text": chunk.text,
+        "stages": look.stages_json(hit),
+        "also": hit.also,
     }

@@ -28,6 +28,7 @@ def status(common: Common) -> int:
 def _lines(status: Status) -> list[tuple[str, str]]:
     per_token = status.kv_bytes_per_token
     rate = f", {size(per_token)} a token" if per_token else ""
+    kind = f" in {status.kv_dtype}" if per_token and status.kv_dtype else ""
     return [
         ("index", shown(str(status.index))),
         ("generation", str(status.generation)),
@@ -36,8 +37,9 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("chunks", f"{status.chunks:,}"),
         ("tokens", f"{status.tokens:,}"),
         ("vectors", f"{status.vectors:,}"),
-        ("KV", f"{status.kv_entries:,} entries, {size(status.kv_bytes)}{rate}"),
+        ("KV", f"{status.kv_entries:,} entries, {size(status.kv_bytes)}{rate}{kind}"),
         *_other(status),
+        *_coverage(status),
         ("model", _model(status)),
         ("embedder", _named(status.embedder, status.embedder_fingerprint)),
     ]
@@ -50,6 +52,20 @@ def _other(status: Status) -> list[tuple[str, str]]:
     amount = f"{status.kv_other_entries:,} of them, {size(status.kv_other_bytes)}"
     why = "of other models, settings or earlier texts; the next ingest drops it"
     return [("other KV", f"{amount}: {why}")]
+
+
+def _coverage(status: Status) -> list[tuple[str, str]]:
+    """How many chunks have their KV, how much of the budget it takes, and how often it was there when wanted."""
+    lines = []
+    if status.chunks:
+        lines.append(("KV of chunks", f"{status.chunks_with_kv:,} of {status.chunks:,}"))
+    if status.kv_budget is not None:
+        share = status.kv_bytes / status.kv_budget if status.kv_budget else 1.0
+        lines.append(("KV budget", f"{size(status.kv_budget)}, {share:.0%} used"))
+    if status.retrievals:
+        share = status.retrievals_with_kv / status.retrievals
+        lines.append(("retrievals", f"{status.retrievals:,} passages, {share:.0%} with KV"))
+    return lines
 
 
 def _model(status: Status) -> str:
@@ -73,6 +89,10 @@ def status_json(status: Status) -> dict[str, object]:
         "chunks": values.pop("chunks_with_kv"),
         "other_entries": values.pop("kv_other_entries"),
         "other_bytes": values.pop("kv_other_bytes"),
+        "dtype": values.pop("kv_dtype"),
+        "budget": values.pop("kv_budget"),
+        "retrievals": values.pop("retrievals"),
+        "retrievals_with_kv": values.pop("retrievals_with_kv"),
     }
     model = {
         "name": values.pop("model"),

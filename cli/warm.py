@@ -69,7 +69,7 @@ def warm(
             }
         )
     else:
-        out.text(f"{done.ready:,} of {count(done.wanted, 'chunk')} have their KV on disk")
+        out.text(f"{done.ready:,} of {count(done.wanted, 'chunk')} with KV on disk")
         for line in summary(run)[2:]:
             out.note(line)
     if run.interrupted:

@@ -247,7 +247,7 @@ class _Tour:
         elif not is_archive(item.name):
             self.entries.append(member)
         elif depth < self.limits.max_archive_depth:
-            self.visit(member, depth + 1)
+            return member
         else:
             reason = (
                 f"an archive {depth + 1} deep in others; raise the limit with max_archive_depth"

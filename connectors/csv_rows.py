@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterator
 
-_MAX_MENDED = 20
+_MAX_MENDED = 8
 
 
 def csv_rows(text: str, start: int, line: int, delimiter: str) -> Iterator[tuple[list[str], int]]:
@@ -19,9 +19,11 @@ def csv_rows(text: str, start: int, line: int, delimiter: str) -> Iterator[tuple
     csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
     mended = 0
     while start < len(text):
-        quoting = csv.QUOTE_MINIMAL if mended < _MAX_MENDED else csv.QUOTE_NONE
         source = _Lines(text, start)
-        reader = csv.reader(source, delimiter=delimiter, quoting=quoting)
+        plain = mended >= _MAX_MENDED
+        reader = csv.reader(
+            source, delimiter=delimiter, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
+        )
         before = 0
         for cells in reader:
             if reader.line_num > before + 1 and source.is_unclosed:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 from epicrag.connectors.base import Limits, Parsed, Watch, refusing
 from epicrag.connectors.charts import chart_rows, diagram_texts
-from epicrag.connectors.docx_styles import W, Numbers, Styles, as_int, is_on, number_of
+from epicrag.connectors.docx_styles import Numbers, Styles, W, as_int, is_on, number_of
 from epicrag.connectors.docx_text import Inline, Runs, is_placeholder
-from epicrag.connectors.draft import Draft
+from epicrag.connectors.margins import only_in_margins
 from epicrag.connectors.ooxml import Package
-from epicrag.connectors.properties import real_title
+from epicrag.connectors.prose import Prose
 from epicrag.connectors.rows import RowWriter, one_line
-from epicrag.connectors.tables import is_head, joined_head
+from epicrag.connectors.tables import TableCell, TableRow, write_table
 from epicrag.connectors.xmls import iterate_xml, local
 from epicrag.types import Unread
 
 MEDIA = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 _WRAPPERS = frozenset(["ins", "moveTo", "customXml", "smartTag", "sdtContent", "body", "Choice"])
 _CONTENTS = re.compile(r"toc \d|table of figures|toc heading")
-_PAGE_NUMBER = re.compile(r"(?:page|seite|p\.|página|pagina)?\s*\d*\s*(?:of|von|/|de|-|–)?\s*\d*")
-_MAX_HEAD_ROWS = 3
 _MAX_SPAN = 64
 
 
@@ -36,19 +33,7 @@ def parse_docx(data: bytes, limits: Limits) -> Parsed | Unread:
         )
     reader = _Reader(package, limits)
     reader.run()
-    draft = reader.draft
-    meta = package.meta()
-    title = reader.title or reader.sole_heading or real_title(str(meta.get("title", "")))
-    meta.pop("title", None)
-    return Parsed(
-        text=draft.text(),
-        media=MEDIA,
-        title=title,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
-        meta={**meta, **({"title": title} if title else {})},
-    )
+    return reader.prose.parsed(MEDIA, package.meta())
 
 
 def _head_of(package: Package) -> str:
@@ -56,28 +41,6 @@ def _head_of(package: Package) -> str:
     with package.open(package.main) as file:
         found = re.search(rb"<(?:\w+:)?(\w+)[\s>]", re.sub(rb"<[?!][^>]*>", b"", file.read(8192)))
     return found[1].decode("ascii", "replace") if found else ""
-
-
-@dataclass(slots=True)
-class _Cell:
-    """A cell of a row: its text, and how many columns it takes."""
-
-    text: str
-    span: int = 1
-
-
-@dataclass(slots=True)
-class _Row:
-    cells: list[_Cell] = field(default_factory=list)
-    is_head: bool = False
-
-    def texts(self) -> list[str]:
-        """The texts by column: what spans several stands in the first of them."""
-        return [text for cell in self.cells for text in [cell.text, *[""] * (cell.span - 1)]]
-
-    def names(self) -> list[str]:
-        """The texts by column, as names: what spans several is the name of each of them."""
-        return [cell.text for cell in self.cells for _ in range(cell.span)]
 
 
 class _Reader:
@@ -98,15 +61,8 @@ class _Reader:
         self._notes: dict[str, dict[str, Any]] = {}
         self._told: set[tuple[str, str]] = set()
         self._pending: list[tuple[str, str]] = []
-        self._in_list = False
-        self.draft = Draft()
-        self.title: str | None = None
-        self._tops: list[tuple[int, str]] = []  # the first heading, and those as high or higher
-
-    @property
-    def sole_heading(self) -> str | None:
-        """The first heading, where all others are below it: of several chapters none is the title."""
-        return self._tops[0][1] if len(self._tops) == 1 else None
+        self.prose = Prose()
+        self.draft = self.prose.draft
 
     def run(self) -> None:
         with self._package.open(self._package.main) as file:
@@ -161,12 +117,7 @@ class _Reader:
         number = number_of(properties) if properties is not None else None
         number = number or self._styles.number(style)
         mark = self._numbers.mark(*number) if number and number[0] != "0" else None
-        if level is not None:
-            self._heading(f"{mark} {text}" if mark and mark != "-" else text, level)
-        elif mark is not None and number is not None:
-            self._item(text, mark, number[1])
-        else:
-            self._plain(text)
+        self.prose.text(text, level, mark, number[1] if number else 0)
 
     def _level(self, properties: Any, style: str | None) -> int | None:
         """The level of a heading, from 1; 0 for the title; None for what is none."""
@@ -175,30 +126,6 @@ class _Reader:
         if level is None:
             return self._styles.level(style)
         return level + 1 if 0 <= level < 9 else None
-
-    def _heading(self, text: str, level: int) -> None:
-        text = one_line(text)
-        if level == 0 and self.title is None:
-            self.title = text[:200]
-        if level > 0 and (not self._tops or level <= self._tops[0][0]):
-            self._tops.append((level, text[:200]))
-        self._in_list = False
-        self.draft.open("heading")
-        self.draft.write(text)
-        self.draft.close(level)
-
-    def _item(self, text: str, mark: str, depth: int) -> None:
-        self.draft.open("row", "\n" if self._in_list else "\n\n")
-        self.draft.write_exact("  " * depth + (f"{mark} " if mark else ""))
-        self.draft.write_exact(text)
-        self.draft.close()
-        self._in_list = True
-
-    def _plain(self, text: str) -> None:
-        self._in_list = False
-        self.draft.open("paragraph")
-        self.draft.write(text)
-        self.draft.close()
 
     # --- what hangs on a paragraph ---
 
@@ -209,19 +136,19 @@ class _Reader:
             self._blocks(box)
         for kind, target in inline.drawings:
             if kind == "image":
-                self._plain(f"[Image: {target}]")
+                self.prose.plain(f"[Image: {target}]")
             elif (relation := self._relations.get(target)) and self._package.has(relation.target):
                 self._drawing(kind, self._package.xml(relation.target))
 
     def _drawing(self, kind: str, root: Any) -> None:
-        self._in_list = False
+        self.prose.end_list()
         if kind == "diagram":
             for text in diagram_texts(root):
-                self._plain(text)
+                self.prose.plain(text)
             return
         title, rows = chart_rows(root)
         if title:
-            self._plain(title)
+            self.prose.plain(title)
         if rows:
             with RowWriter(self.draft, rows[0]) as writer:
                 for row in rows[1:]:
@@ -243,9 +170,11 @@ class _Reader:
                 continue
             if kind == "comment":
                 author = one_line(node.get(f"{W}author") or "")
-                self._plain(f"[Comment by {author}: {text}]" if author else f"[Comment: {text}]")
+                self.prose.plain(
+                    f"[Comment by {author}: {text}]" if author else f"[Comment: {text}]"
+                )
             else:
-                self._plain(f"{kind.capitalize()} {self._runs.numbers.get(key, note)}: {text}")
+                self.prose.plain(f"{kind.capitalize()} {self._runs.numbers.get(key, note)}: {text}")
 
     def _leftovers(self) -> None:
         """Comments that nothing in the body refers to."""
@@ -279,44 +208,34 @@ class _Reader:
     # --- tables ---
 
     def _table(self, node: Any) -> None:
-        self._in_list = False
+        self.prose.end_list()
         rows = list(_children(node, "tr"))
         if all(len(list(_children(row, "tc"))) <= 1 for row in rows):
             for row in rows:  # one column: a frame around text, not a table
                 for cell in _children(row, "tc"):
                     self._blocks(cell)
             return
-        read = [self._row(row) for row in rows]
-        self._rows([row for row in read if row and any(cell.text for cell in row.cells)])
+        write_table(self.draft, [row for row in map(self._row, rows) if row], self._watch)
         if self._pending:
             self._tell()
 
-    def _rows(self, rows: list[_Row | None]) -> None:
-        known = [row for row in rows if row is not None]
-        n_head = _head_rows(known)
-        head = joined_head([row.names() for row in known[:n_head]]) if n_head else None
-        with RowWriter(self.draft, head) as writer:
-            for row in known[n_head:]:
-                self._watch.check(self.draft.length)
-                writer.row(row.texts())
-
-    def _row(self, node: Any) -> _Row | None:
+    def _row(self, node: Any) -> TableRow | None:
         properties = node.find(f"{W}trPr")
-        row = _Row()
+        row = TableRow()
         if properties is not None:
             if properties.find(f"{W}del") is not None:
                 return None
             row.is_head = is_on(properties.find(f"{W}tblHeader"))
             before = properties.find(f"{W}gridBefore")
             if before is not None:
-                row.cells.append(_Cell("", _span(before)))
+                row.cells.append(TableCell("", _span(before)))
         for cell in _children(node, "tc"):
             own = cell.find(f"{W}tcPr")
             span, goes_on = 1, False
             if own is not None:
                 span = _span(own.find(f"{W}gridSpan"))
                 goes_on = _goes_on(own)
-            row.cells.append(_Cell("" if goes_on else self._cell(cell), span))
+            row.cells.append(TableCell("" if goes_on else self._cell(cell), span))
         return row
 
     def _cell(self, node: Any) -> str:
@@ -340,18 +259,15 @@ class _Reader:
 
     def _margins(self) -> None:
         """Write what only headers and footers say: a letterhead, a mark of confidence, a version."""
-        body = one_line(self.draft.text()).casefold()
-        seen: set[str] = set()
+        texts = [
+            (kind, self._runs.read(paragraph).text)
+            for kind in ("header", "footer")
+            for part in self._package.related(self._package.main, kind)
+            for paragraph in self._package.xml(part).iter(f"{W}p")
+        ]
         self.draft.leave_headings()
-        for kind in ("header", "footer"):
-            for part in self._package.related(self._package.main, kind):
-                for paragraph in self._package.xml(part).iter(f"{W}p"):
-                    text = one_line(self._runs.read(paragraph).text)
-                    key = text.casefold()
-                    if key in seen or _PAGE_NUMBER.fullmatch(key) or key in body:
-                        continue
-                    seen.add(key)
-                    self._plain(f"Page {kind}: {text}")
+        for line in only_in_margins(texts, self.draft.text()):
+            self.prose.plain(line)
 
 
 def _style_of(properties: Any) -> str | None:
@@ -381,15 +297,3 @@ def _goes_on(properties: Any) -> bool:
         if node is not None and node.get(f"{W}val", "continue") != "restart":
             return True
     return False
-
-
-def _head_rows(rows: list[_Row]) -> int:
-    """How many rows from the top name the columns."""
-    marked = 0
-    while marked < min(len(rows), _MAX_HEAD_ROWS) and rows[marked].is_head:
-        marked += 1
-    if marked and marked < len(rows):
-        return marked
-    if len(rows) < 2:
-        return 0
-    return int(is_head(rows[0].names(), [row.texts() for row in rows[1:50]]))

@@ -27,7 +27,7 @@ class Draft:
         self._anchors: list[Anchor] = []
         self._length = 0
         self._kind: BlockKind = "paragraph"
-        self._start = 0
+        self._start = -1  # none is open
         self._gap = ""
 
     def open(self, kind: BlockKind, gap: str = "\n\n") -> None:

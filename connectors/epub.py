@@ -126,9 +126,9 @@ class _Book:
         container = self._tree(_CONTAINER)
         if container is not None:
             for node in container.iter():
-                if local(node) == "rootfile" and (path := unquote(node.get("full-path", ""))):
-                    if path.lower() in self._members:
-                        return path
+                path = unquote(node.get("full-path", "")) if local(node) == "rootfile" else ""
+                if path.lower() in self._members:
+                    return path
         return next((name for name in self._members if name.endswith(".opf")), None)
 
     def _spine(self, package: Any | None, folder: str) -> list[str]:
@@ -144,9 +144,8 @@ class _Book:
                 manifest[node.get("id", "")] = (href, kind, properties)
             elif name == "itemref":
                 order.append(node.get("idref", ""))
-            elif name == "reference" and node.get("type", "").lower() == "toc":
-                if "#" not in node.get("href", ""):  # else it is a part of a page
-                    skipped.add(href)
+            elif name == "reference" and _is_contents(node):
+                skipped.add(href)
         items = [manifest[key] for key in order if key in manifest] or list(manifest.values())
         pages = [
             path
@@ -182,6 +181,11 @@ def _resolved(folder: str, href: str) -> str:
     """The member that a link within the book leads to."""
     path = unquote(href.partition("#")[0]).replace("\\", "/")
     return posixpath.normpath(posixpath.join(folder, path)).lstrip("/") if path else ""
+
+
+def _is_contents(reference: Any) -> bool:
+    """Is it the page of contents? With a "#" it is only a part of a page."""
+    return reference.get("type", "").lower() == "toc" and "#" not in reference.get("href", "")
 
 
 def _is_page(path: str, kind: str) -> bool:

@@ -90,6 +90,9 @@ def _category(node: Any) -> str:
 def _text(draft: Draft, node: Any, *, level: int, but: str) -> None:
     """Write the texts of a feed or an entry, those that only repeat the start of another left out."""
     nodes = [child for child in children(node) if local(child) in _TEXTS and words(child)]
+    if len(nodes) == 1 and words(nodes[0]) != but:
+        write_content(draft, nodes[0], level)
+        nodes = []
     shown = {child: " ".join(plain(inner_markup(child)).split()) for child in nodes}
     kept: list[Any] = []
     for child in sorted(nodes, key=lambda child: -len(shown[child])):

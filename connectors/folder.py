@@ -130,7 +130,7 @@ def walk(
     """
     given = [(os.fspath(path), real(os.fspath(path))) for path in paths]
     roots = tuple(dict.fromkeys(root for _, root in given))
-    tour = _Tour(roots, limits, rules, only)
+    tour = _Tour(roots, limits, rules, None if only is None else frozenset(only))
     for root in roots:
         tour.visit(root)
     answered = roots if only is None else [o for o in only if any(_is_below(o, r) for r in roots)]
@@ -158,7 +158,7 @@ class _Tour:
     roots: tuple[str, ...]
     limits: Limits
     rules: Rules
-    only: Collection[str] | None = None
+    only: frozenset[str] | None = None
     entries: dict[str, dict[str, Entry]] = field(default_factory=dict)
     """By the file they are in, and their own path: one of an ordinary file, many of an archive."""
     reports: dict[str, FileReport] = field(default_factory=dict)
@@ -169,6 +169,11 @@ class _Tour:
     """Folders, by device and inode."""
     waiting: list[tuple[str, _Above]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
+    way: frozenset[str] = frozenset()
+    """What lies above `only`."""
+
+    def __post_init__(self) -> None:
+        self.way = frozenset(place for path in self.only or () for place in _up(path))
 
     def visit(self, root: str) -> None:
         if not self._is_wanted(root):
@@ -200,9 +205,9 @@ class _Tour:
 
     def _is_wanted(self, path: str) -> bool:
         """Does the path lie below one of `only`, or on the way there?"""
-        return self.only is None or any(
-            _is_below(path, only) or _is_below(only, path) for only in self.only
-        )
+        if self.only is None:
+            return True
+        return path in self.way or any(place in self.only for place in _up(path))
 
     def _folder(self, folder: str, ignores: _Above) -> Iterator[tuple[str, _Above]]:
         """Take the files of a folder; yield the folders below it that are to be visited."""
@@ -351,6 +356,14 @@ def _matches(ignores: _Above, path: str, is_folder: bool) -> str | None:
 
 def _is_below(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
+
+
+def _up(path: str) -> Iterator[str]:
+    """Yield a path and the folders that it lies in."""
+    yield path
+    while (folder := os.path.dirname(path)) != path:
+        yield folder
+        path = folder
 
 
 def real(path: str) -> str:

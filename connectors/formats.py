@@ -31,6 +31,8 @@ FORMATS = (
     _format("subtitles", "srt vtt", "subtitles:parse_subtitles", "text"),
     _format("html", "html htm xhtml", "html:parse_html", "text"),
     _format("notebook", "ipynb", "notebook:parse_notebook", "text"),
+    _format("e-mail", "eml", "mail:parse_mail", "bytes"),
+    _format("mailbox", "mbox", "mailbox_file:parse_mailbox", "bytes"),
     _format("EPUB", "epub", "epub:parse_epub", "bytes"),
     _format("XML", "xml nxml jats rss atom opml kml gpx", "xml_text:parse_xml", "text"),
     _format("pdf", "pdf", "pdf:parse_pdf", "bytes"),
@@ -96,6 +98,10 @@ _BARE_CODE = {
     "vagrantfile": "text/x-ruby", "procfile": "text/x-ini", "justfile": "text/x-makefile",
 }  # fmt: skip
 
+_LOCK_FILES = {
+    "package-lock.json", "npm-shrinkwrap.json", "packages.lock.json", "pnpm-lock.yaml",
+}  # fmt: skip
+
 _NAMES = {
     "bib": "BibTeX", "rtf": "Rich Text", "docx": "Word",
     "doc": "Word 97", "odt": "OpenDocument text", "xlsx": "Excel", "xlsm": "Excel", "xls": "Excel 97",
@@ -157,6 +163,8 @@ def extension_of(path: str) -> str:
 def format_of(path: str) -> Format | None:
     """The format of a file of this name; None when no reader takes it."""
     extension, name = extension_of(path), os.path.basename(path).lower()
+    if name in _LOCK_FILES:
+        return None
     if extension in _BY_EXTENSION:
         return _BY_EXTENSION[extension]
     if extension in CODE_MEDIA or name in _BARE_CODE:
@@ -175,6 +183,8 @@ def media_of(path: str) -> str:
 def unsupported_reason(path: str) -> str:
     """Say which format a file is in that no reader takes."""
     extension = extension_of(path)
+    if os.path.basename(path).lower() in _LOCK_FILES:
+        return "a lock file: written by a program, for itself, and long"
     if not extension:
         return "a file without an extension, and not a known name: its format is not guessed"
     name = _NAMES.get(extension)

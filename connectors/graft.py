@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from epicrag.connectors.base import Parsed
     from epicrag.connectors.draft import Draft
-    from epicrag.types import Block
+    from epicrag.types import Block, Document
 
 
-def graft(draft: Draft, parsed: Parsed, *, level: int = 0, line: int | None = None) -> None:
+def graft(
+    draft: Draft, parsed: Parsed | Document, *, level: int = 0, line: int | None = None
+) -> None:
     """Write a text block by block, with its headings and tables.
 
     Args:
@@ -40,7 +42,9 @@ def graft(draft: Draft, parsed: Parsed, *, level: int = 0, line: int | None = No
         draft.table(opened, tables.pop().head)
 
 
-def _write(draft: Draft, parsed: Parsed, starts: list[int], block: Block, line: int | None) -> None:
+def _write(
+    draft: Draft, parsed: Parsed | Document, starts: list[int], block: Block, line: int | None
+) -> None:
     """Write the characters of a block, in pieces of one source line each."""
     start = block.start
     at = max(bisect_right(starts, start) - 1, 0)
@@ -52,7 +56,7 @@ def _write(draft: Draft, parsed: Parsed, starts: list[int], block: Block, line: 
         start, at = max(start, after), at + 1
 
 
-def _heading(parsed: Parsed, starts: list[int], block: Block) -> tuple[int, str]:
+def _heading(parsed: Parsed | Document, starts: list[int], block: Block) -> tuple[int, str]:
     """A heading's depth and name: by its marks in Markdown, else by those above it."""
     at = bisect_right(starts, block.start) - 1
     path = (parsed.anchors[at].heading if at >= 0 else None) or ""

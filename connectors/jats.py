@@ -29,10 +29,10 @@ _NAMED = {
     "glossary": "Glossary",
     "ref-list": "References",
 }
-_SILENT = frozenset(
-    "graphic media inline-graphic object-id alternatives-graphic self-uri journal-id label title "
-    "counts permissions related-object sec-meta".split()
-)
+_SILENT = {
+    "graphic", "media", "inline-graphic", "object-id", "self-uri", "journal-id", "label", "title",
+    "counts", "permissions", "related-object", "sec-meta",
+}  # fmt: skip
 _MAX_AUTHORS = 3
 
 

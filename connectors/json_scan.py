@@ -17,6 +17,8 @@ _RUN = re.compile(r"[\[\]\d\s,.eE+-]++")
 _NUMBER = re.compile(r"-?\d[\d.]*+(?:[eE][+-]?\d++)?+")
 _BRACKET = re.compile(r"[\[\]]")
 _MAX_LISTED = 32
+_MAX_NESTED = 16
+_MAX_CHARS = 400
 
 
 class Event(NamedTuple):
@@ -154,12 +156,10 @@ def essence(source: str) -> str:
     numbers = _NUMBER.findall(source)
     if not numbers:
         return ""
-    if len(numbers) <= _MAX_LISTED:
-        inner = "".join(source.split()).replace(",", ", ")
-        flat = inner.count("[") == 1
-        return (
-            inner[1:-1].rstrip(", ") if flat else inner if len(inner) < 400 else ", ".join(numbers)
-        )
+    is_flat = source.count("[") == 1
+    if len(numbers) <= (_MAX_LISTED if is_flat else _MAX_NESTED):
+        listed = "".join(source.split()).replace(",", ", ")
+        return listed[1:-1].rstrip(", ") if is_flat else listed[:_MAX_CHARS]
     values = [float(number) for number in numbers if number.count(".") < 2]
     low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{len(numbers):,} numbers from {low:.12g} to {high:.12g}"

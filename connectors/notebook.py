@@ -112,6 +112,8 @@ class _Writer:
             graft(self.draft, parse_text(source))
 
     def _code(self, source: str) -> None:
+        if not source.strip():
+            return
         self.draft.open("code")
         self.draft.write_exact(source.strip("\n"))
         self.draft.close()

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 from epicrag.connectors.base import Limits, RefusedError
 from epicrag.connectors.properties import metadata
 from epicrag.connectors.xmls import local, parse_xml
-from epicrag.connectors.zips import open_zip
+from epicrag.connectors.zips import advised, open_zip
 from epicrag.types import Unread
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _named(refusal: Unread, kind: str) -> Unread:
     if refusal.status == "failed" and refusal.reason.startswith(
         ("not a ZIP", "cut off", "0 bytes")
     ):
-        return Unread("failed", f"not a whole {kind} file: {refusal.reason}")
+        return Unread("failed", f"not a whole {kind} file: {advised(refusal.reason)}")
     return refusal
 
 

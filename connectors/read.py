@@ -65,6 +65,8 @@ def read_bytes(
         return parsed
     if is_blank(parsed.text):
         return Unread("empty", "no text in it")
+    if len(parsed.text) > limits.max_chars:
+        return too_long(len(parsed.text), limits.max_chars)
     return Document(
         path=path,
         text=parsed.text,

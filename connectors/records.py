@@ -64,7 +64,7 @@ class Records:
         if first or apart:
             draft.close()
             draft.open("row" if apart else "paragraph", "\n\n" if first else "\n")
-        elif draft.is_open:
+        else:
             draft.write_exact("\n")
         draft.line = field.line
         draft.write(normalise(f"{field.path}: {field.value}" if field.path else field.value))

@@ -87,9 +87,9 @@ def merged(rows: Iterable[Row], merges: Iterable[Merge]) -> Iterator[Row]:
         taken = {cell.column for cell in cells}
         below = [cell for merge, cell in running if merge.left not in taken]
         for cell in cells:
-            merge = spans.get(cell.column)
-            if merge and merge.top < merge.bottom <= merge.top + _MAX_REPEATS:
-                running.append((merge, cell))
+            own = spans.get(cell.column)
+            if own and own.top < own.bottom <= own.top + _MAX_REPEATS:
+                running.append((own, cell))
         # A row that holds nothing else is an empty line within a tall cell.
         if below and cells:
             cells = sorted([*cells, *below])
@@ -151,11 +151,10 @@ class SheetWriter:
     draft: Draft
     watch: Watch
     name: str
-    caption: str | None = None
-    """The first line that stands alone above a table: what the sheet calls itself."""
+    captions: list[str] = field(default_factory=list)
+    """The lines that stand alone above tables."""
     _named: bool = False
-    _captions: int = 0
-    _held: list[tuple[str, str]] = field(default_factory=list)
+    _depth: int = 0
 
     def write(self, rows: Iterable[Row]) -> None:
         """Write the rows of a sheet, the empty ones left out."""
@@ -197,12 +196,12 @@ class SheetWriter:
                 continue
             cell = row.cells[0]
             self._begin(row)
-            self.caption = self.caption or one_line(cell.text)
+            self.captions.append(one_line(cell.text))
             self.draft.cell = f"{letters(cell.column)}{row.number}"
             self.draft.open("heading")
             self.draft.write(one_line(cell.text))
-            self.draft.close(2 + min(self._captions, _MAX_CAPTION_DEPTH - 1))
-            self._captions += 1
+            self.draft.close(2 + min(self._depth, _MAX_CAPTION_DEPTH - 1))
+            self._depth += 1
 
     def _text(self, row: Row) -> None:
         cell = row.cells[0]
@@ -239,7 +238,7 @@ class SheetWriter:
         writer = RowWriter(
             self.draft, names, cell=cells[0], last=cells[1], above=[_line(row) for row in above]
         )
-        self._captions = 0
+        self._depth = 0
         block: _Block | None = body
         while block is not None:
             for row in block.rows:
@@ -263,7 +262,14 @@ def _is_caption(row: Row) -> bool:
 def _leading_captions(block: _Block) -> list[Row]:
     """The rows of a single cell above a table's first row of several."""
     at = next(at for at, row in enumerate(block.rows) if len(row.cells) > 1)
+    if at and _is_group(block.rows[at - 1], block.rows[at]):
+        at -= 1
     return block.rows[:at]
+
+
+def _is_group(row: Row, below: Row) -> bool:
+    """Is a row's only cell the name of some of the columns below it, rather than of all?"""
+    return row.cells[0].span > 1 and below.cells[0].column not in _covered(row)
 
 
 def _is_name(cell: Cell) -> bool:

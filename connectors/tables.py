@@ -1,15 +1,76 @@
-"""What a table's first rows are: its head, or rows as any other."""
+"""Tables of documents: their cells, and whether their first rows are a head or rows as any other."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from epicrag.connectors.rows import one_line
+from epicrag.connectors.rows import RowWriter, one_line
+
+if TYPE_CHECKING:
+    from epicrag.connectors.base import Watch
+    from epicrag.connectors.draft import Draft
 
 _NUMBER = re.compile(r"[-+(]?[\s$€£¥]*[\d.,' \u00a0\u202f]*\d[\d.,' \u00a0\u202f]*[\s%)€$£¥]*")
 _YEAR = re.compile(r"(?:19|20)\d\d")
+_SENTENCE = re.compile(r"[。、！？，；]$|.{40}[.!?,;]$")
 _MAX_NAME_CHARS = 120
+_MAX_HEAD_ROWS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TableCell:
+    """A cell of a row: its text, and how many columns it takes."""
+
+    text: str
+    span: int = 1
+
+
+@dataclass(slots=True)
+class TableRow:
+    """A row; a cell that only continues another one is there, without a text."""
+
+    cells: list[TableCell] = field(default_factory=list)
+    is_head: bool = False
+    """Does the file say that it is a row of the head?"""
+
+    def texts(self) -> list[str]:
+        """The texts by column: what spans several stands in the first of them."""
+        return [text for cell in self.cells for text in [cell.text, *[""] * (cell.span - 1)]]
+
+    def names(self) -> list[str]:
+        """The texts by column, as names: what spans several is the name of each of them."""
+        return [cell.text for cell in self.cells for _ in range(cell.span)]
+
+
+def write_table(draft: Draft, rows: Sequence[TableRow], watch: Watch) -> None:
+    """Write the rows that hold something, the head first."""
+    rows = [row for row in rows if any(cell.text for cell in row.cells)]
+    n_head = _head_rows(rows)
+    head = joined_head([row.names() for row in rows[:n_head]]) if n_head else None
+    with RowWriter(draft, head) as writer:
+        for row in rows[n_head:]:
+            watch.check(draft.length)
+            writer.row(row.texts())
+
+
+def _head_rows(rows: Sequence[TableRow]) -> int:
+    """How many rows from the top name the columns."""
+    marked = 0
+    while marked < min(len(rows), _MAX_HEAD_ROWS) and rows[marked].is_head:
+        marked += 1
+    if marked and marked < len(rows):
+        return marked
+    # Names above several columns want the row below, which names each of them.
+    grouped = int(len(rows) > 3 and any(cell.span > 1 for cell in rows[0].cells if cell.text))
+    head = joined_head([row.names() for row in rows[: grouped + 1]])
+    if len(rows) < grouped + 2 or not is_head(
+        head, [row.texts() for row in rows[grouped + 1 : 50]]
+    ):
+        return 0
+    return grouped + 1
 
 
 def is_number(text: str) -> bool:
@@ -34,7 +95,7 @@ def is_head(first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
         return False
     if any(is_number(name) and not _YEAR.fullmatch(name) for name in names):
         return False
-    return all(len(name) <= _MAX_NAME_CHARS for name in names)
+    return not any(len(name) > _MAX_NAME_CHARS or _SENTENCE.search(name) for name in names)
 
 
 def joined_head(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -44,7 +44,7 @@ def _read(book: Any, meta: dict[str, Any], limits: Limits) -> Parsed:
     if book.nsheets > limits.max_pages:
         raise RefusedError(too_many_parts(book.nsheets, limits.max_pages, "sheets"))
     watch, draft = Watch(limits), Draft()
-    captions = []
+    captions: list[str] = []
     for at in range(book.nsheets):
         watch.check(draft.length)
         sheet = book.sheet_by_index(at)
@@ -57,7 +57,7 @@ def _read(book: Any, meta: dict[str, Any], limits: Limits) -> Parsed:
             for top, bottom, left, right in sheet.merged_cells
         ]
         writer.write(merged(_rows(book, sheet), merges))
-        captions.append(writer.caption)
+        captions += writer.captions
         book.unload_sheet(at)
     return sheets_parsed(draft, MEDIA, meta, captions)
 

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import islice
 from typing import Any
 
 from epicrag.connectors.draft import Draft
+from epicrag.connectors.json_scan import essence
 from epicrag.connectors.records import Field, Records
 from epicrag.connectors.xml_text import Read, children, local, plain, words, write_words
 
-_PARAGRAPHS = frozenset(
-    "p para paragraph simpara text l line li item entry note head heading title subtitle seg s span "
-    "caption summary body content description abstract quote".split()
-)
-_HEADINGS = frozenset({"title", "head", "heading"})
-_TELLING = frozenset(
-    "title name label alt description content value text summary caption subject author".split()
-)
+_PARAGRAPHS = {
+    "p", "para", "paragraph", "simpara", "text", "l", "line", "li", "item", "entry", "note", "head",
+    "heading", "title", "subtitle", "seg", "s", "span", "caption", "summary", "body", "content",
+    "description", "abstract", "quote",
+}  # fmt: skip
+_HEADINGS = {"title", "head", "heading"}
+_TELLING = {
+    "title", "name", "label", "alt", "description", "content", "value", "text", "summary",
+    "caption", "subject", "author",
+}  # fmt: skip
 _SENTENCE = re.compile(r"[^\W\d_]{2,}\s+\S*[^\W\d_]{2,}")
 _NO_TEXT = frozenset(
     {"style", "class", "href", "src", "type", "schemaLocation", "base", "d", "points"}
 )
+_NUMBERS = re.compile(r"[\d\s.,;eE+-]+")
+_LONG_NUMBERS = 200
 _MAX_RECORD_CHARS = 4_000
 _MAX_PARAGRAPH_CHARS = 4_000
+_BESIDE = 200
 _MAX_TITLE_CHARS = 200
 
 
@@ -43,7 +50,7 @@ class _Writer:
         self._records = Records(draft)
         self._fields: list[Field] = []
         self._repeated: dict[Any, frozenset[str]] = {}
-        self._in_order = 1
+        self._sections: dict[Any, bool] = {}
 
     def run(self, root: Any) -> None:
         import lxml.etree
@@ -56,9 +63,10 @@ class _Writer:
                 if self._take(node, depth, node is root):
                     walk.skip_subtree()
             elif event == "end":
-                depth -= 1
                 if node is not root and children(node):
                     self._flush()
+                    self._draft.enter(depth, "")  # its headings end with it
+                depth -= 1
             if event != "start" and node is not root and node.tail and node.tail.strip():
                 self._flush()
                 self._paragraph([Field("", " ".join(node.tail.split()), node.sourceline)])
@@ -72,8 +80,7 @@ class _Writer:
             return True
         if not is_root and self._is_record(node):
             self._flush()
-            self._records.write(_fields(node), is_record=True)
-            self._draft.enter(1, "") if depth == 2 else None
+            self._records.write(_fields(node), level=depth)
             return True
         self._flush()
         self._fields += _attributes(node, "")
@@ -92,7 +99,7 @@ class _Writer:
     def _leaf(self, node: Any, depth: int) -> None:
         name = local(node)
         text = words(node)
-        self._fields += _attributes(node, "" if text else "")
+        self._fields += _attributes(node, "")
         if not text:
             return
         if name in _HEADINGS and self._is_heading(node) and len(text) <= _MAX_TITLE_CHARS:
@@ -111,12 +118,16 @@ class _Writer:
 
     def _is_heading(self, node: Any) -> bool:
         """Does a title stand above paragraphs or parts, not among the fields of a record?"""
-        beside = children(node.getparent()) if node.getparent() is not None else []
-        return any(
-            children(other) or local(other) in _PARAGRAPHS - _HEADINGS
-            for other in beside[:50]
-            if other is not node
-        )
+        parent = node.getparent()
+        if parent is None:
+            return False
+        if parent not in self._sections:
+            self._sections[parent] = any(
+                next(iter(child), None) is not None or local(child) in _PARAGRAPHS - _HEADINGS
+                for child in islice(parent, _BESIDE)
+                if isinstance(child.tag, str)
+            )
+        return self._sections[parent]
 
     def _is_record(self, node: Any) -> bool:
         """Is it one of several alike, short, and made of values rather than of text?"""
@@ -185,6 +196,8 @@ def _attributes(node: Any, path: str) -> list[Field]:
 def _shown(node: Any) -> str:
     """A leaf's text on one line, HTML within taken out."""
     text = "".join(piece for piece in (node.text, *(child.tail for child in node)) if piece)
+    if len(text) > _LONG_NUMBERS and _NUMBERS.fullmatch(text):
+        return essence(f"[{text}]")  # the outline of a place on a map
     return " ".join(plain(text).split())
 
 
@@ -203,8 +216,8 @@ def _has_own_text(node: Any) -> bool:
 
 def _is_short(node: Any, most: int = _MAX_PARAGRAPH_CHARS) -> bool:
     n_chars = 0
-    for text in node.itertext():
-        n_chars += len(text)
-        if n_chars > most:
+    for count, inner in enumerate(node.iter()):
+        n_chars += len(inner.text or "") + len(inner.tail or "")
+        if n_chars > most or count > most:
             return False
     return True

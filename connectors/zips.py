@@ -71,6 +71,11 @@ def _damaged(data: bytes, error: Exception) -> Unread:
     return Unread("failed", f"damaged ZIP archive: {error}")
 
 
+def advised(reason: str) -> str:
+    """Say what to do about a file that should be an archive of some format and is none."""
+    return reason if ";" in reason else f"{reason}; name it as what it is, or copy it again"
+
+
 def _refusal(members: list[zipfile.ZipInfo], limits: Limits) -> Unread | None:
     """Say what in the central directory forbids reading."""
     if len(members) > limits.max_archive_members:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from epicrag.citations import Citer
 from epicrag.errors import AbstainedError
 from epicrag.repeats import REPEATS, UntilRepeat
-from epicrag.types import Answer, Hit, Receipt, Source, Usage
+from epicrag.types import Answer, Hit, Receipt, Relevance, Source, Usage
 
 if TYPE_CHECKING:
     from epicrag.serving.generation import Generation
@@ -77,6 +77,8 @@ class Ask:
     model: str
     retrieve_ms: float = 0.0
     strict: bool = False
+    relevance: Relevance | None = None
+    """What retrieval makes of the passages; None when they were given."""
 
 
 class AnswerStream:
@@ -96,6 +98,7 @@ class AnswerStream:
     ) -> None:
         self.question = ask.question
         self.hits = ask.hits
+        self.relevance = ask.relevance
         self.sources = sources_of(ask.hits) if generation else ()
         self.notes: list[str] = []
         self._ask = ask
@@ -172,6 +175,7 @@ class AnswerStream:
             usage=generation.usage,
             model=self._ask.model,
             grounded=bool(text) and citer.supported,
+            relevance=self._ask.relevance,
         )
 
     def _receipt(self, receipt: Receipt, dropped: int) -> Receipt:
@@ -219,5 +223,6 @@ class AnswerStream:
             receipt=None,
             usage=Usage(0, 0),
             model=self._ask.model,
+            relevance=self._ask.relevance,
         )
         yield text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -19,7 +20,7 @@ DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_EMBED_MODEL = "all-minilm-l6-v2"
 DEFAULT_LINK_POLICY = "legolink(8)"
 DEFAULT_COMPILE = "neighbour"
-DEFAULT_MIN_SCORE = 0.2
+DEFAULT_HYBRID_WEIGHTS: Mapping[str, float] = MappingProxyType({"dense": 1.0, "words": 1.0})
 DEFAULT_SYSTEM_PROMPT = (
     "You answer questions from the given documents. Use only what they say, answer briefly, "
     "and name the document of each fact by its number, like [1]."
@@ -29,8 +30,10 @@ DEFAULT_SYSTEM_PROMPT = (
 COMPILE_MODES = ("isolated", "sink", "prefix", "neighbour")
 """The words `compile` may be; a test holds them equal to the engine's own."""
 QUANTIZE = ("none", "int8")
+KV_DTYPES = ("auto", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 OCR = ("auto", "all", "never")
+SEARCH_MODES = ("hybrid", "dense", "words")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 FILE_NAME = "epicrag.toml"
@@ -49,14 +52,19 @@ class Config:
     quantize: str = "none"
     chunk_tokens: int = 512
     top_k: int = 6
+    search_mode: str = "hybrid"
+    hybrid_weights: Mapping[str, float] = field(default_factory=lambda: DEFAULT_HYBRID_WEIGHTS)
+    rerank_model: str | None = None
     link_policy: str = DEFAULT_LINK_POLICY
     compile: str = DEFAULT_COMPILE
     max_tokens: int = 256
-    min_score: float = DEFAULT_MIN_SCORE
+    min_score: float | None = None
+    """The cosine that the best passage must have; None ("auto"): judged by more than that."""
     kv_memory: int = 2 * 1024**3
     host_kv_memory: int = 0
     gpu_memory_utilization: float = 0.9
     kv_disk: int | None = None
+    kv_dtype: str = "auto"
     max_file_mb: int = 100
     max_chars: int = 20_000_000
     max_pages: int = 5_000
@@ -230,6 +238,10 @@ def _model(value: object, base: Path) -> str:
     return str(_path(text, base)) if text.startswith(("./", "../", "~")) else text
 
 
+def _model_or_none(value: object, base: Path) -> str | None:
+    return None if value == "none" else _model(value, base)
+
+
 def _prompt(value: object, base: Path) -> str:
     if not isinstance(value, str):
         raise _BadValueError("text")
@@ -267,6 +279,41 @@ def _number(least: float, most: float) -> Callable[[object, Path], float]:
         raise _BadValueError(f"a number from {least:g} to {most:g}")
 
     return parse
+
+
+def _number_or_auto(value: object, base: Path) -> float | None:
+    if value == "auto":
+        return None
+    try:
+        number = float(value) if isinstance(value, str) else value
+        return _number(-1, 1)(number, base)
+    except (ValueError, _BadValueError):
+        raise _BadValueError('"auto", or a number from -1 to 1') from None
+
+
+def _weights(value: object, base: Path) -> Mapping[str, float]:
+    """Read "dense=1,words=0.5", or a table of the same; what is not named has no weight."""
+    wanted = _BadValueError('weights such as "dense=1,words=0.5", not below 0, and one above')
+    pairs = value
+    if isinstance(value, str):
+        pairs = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
+        if len(pairs) != len(value.split(",")):
+            raise wanted
+    if not isinstance(pairs, Mapping):
+        raise wanted
+    weights = dict.fromkeys(DEFAULT_HYBRID_WEIGHTS, 0.0)
+    for name, weight in pairs.items():
+        name = str(name).strip()
+        try:
+            number = math.nan if isinstance(weight, bool) else float(weight)
+        except (TypeError, ValueError):
+            raise wanted from None
+        if name not in weights or not 0 <= number < math.inf:
+            raise wanted
+        weights[name] = number
+    if not any(weights.values()):
+        raise wanted
+    return MappingProxyType(weights)
 
 
 def _choice(words: tuple[str, ...]) -> Callable[[object, Path], str]:
@@ -320,14 +367,18 @@ KEYS: Mapping[str, Callable[[object, Path], object]] = MappingProxyType(
         "quantize": _choice(QUANTIZE),
         "chunk_tokens": _integer(32),
         "top_k": _integer(1),
+        "search_mode": _choice(SEARCH_MODES),
+        "hybrid_weights": _weights,
+        "rerank_model": _model_or_none,
         "link_policy": _text,
         "compile": _compile_mode,
         "max_tokens": _integer(1),
-        "min_score": _number(-1, 1),
+        "min_score": _number_or_auto,
         "kv_memory": _bytes,
         "host_kv_memory": _bytes,
         "gpu_memory_utilization": _number(0.01, 1),
         "kv_disk": _bytes_or_unlimited,
+        "kv_dtype": _choice(KV_DTYPES),
         "max_file_mb": _integer(1),
         "max_chars": _integer(1),
         "max_pages": _integer(1),

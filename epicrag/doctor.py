@@ -65,7 +65,7 @@ def examine(
     fixed: list[str] = []
     try:
         with open_(config) as pipeline:
-            for check in checkup.folder(config.index):
+            for check in checkup.folder(pipeline.config.index):
                 tell(check)
             if fix:
                 fixed = repair(pipeline, list(soundness(pipeline, deep=deep)))
@@ -83,7 +83,7 @@ def repair(pipeline: Pipeline, found: Sequence[Check]) -> list[str]:
     wanted = {check.repair for check in found if check.state != "ok"}
     done: list[str] = []
     if wanted & {"vectors", "words"}:
-        made = rebuild(pipeline)
+        made = rebuild(pipeline, words="words" in wanted)
         done.append(
             f"made the fast copies again: {made.vectors:,} vectors of {made.chunks:,} chunks"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -108,7 +108,9 @@ def delete(
         if not (yes or dry_run):
             _guard(doomed, known, names)
         paths = tuple(row.path for row in doomed)
-        gone = Deleted(paths, sum(row.chunks for row in doomed), left=tuple(_still_there(paths)))
+        gone = Deleted(
+            paths, sum(row.chunks for row in doomed), left=tuple(filter(is_there, paths))
+        )
         if dry_run:
             return gone
         catalog.delete_documents(paths)
@@ -129,10 +131,9 @@ def _guard(
     )
 
 
-def _still_there(paths: Sequence[str]) -> Iterator[str]:
-    for path in paths:
-        if os.path.lexists(path):
-            yield path
+def is_there(path: str) -> bool:
+    """Whether the source of a document is a file that exists, or stands in one: `a.zip!/inner/x.md`."""
+    return os.path.lexists(path) or os.path.lexists(path.partition("!/")[0])
 
 
 # --- what a name means ---------------------------------------------------------------------------

@@ -40,6 +40,7 @@ def collect(pipeline: Pipeline, *, dry_run: bool = False) -> list[Freed]:
             _kv(pipeline, dry_run),
             _leftovers(pipeline.config.index, dry_run),
             _staged(pipeline, dry_run),
+            _vectors(pipeline, dry_run),
             _pages(pipeline, dry_run),
         ]
     return [freed for freed in found if freed.files or freed.bytes]
@@ -89,6 +90,24 @@ def _staged(pipeline: Pipeline, dry_run: bool) -> Freed:
     if not dry_run and staging.embedder is not None:
         staging.drop()
     return Freed("vectors of a rebuild that was not finished", count, n_bytes)
+
+
+def _vectors(pipeline: Pipeline, dry_run: bool) -> Freed:
+    """Merge the files of the fast copy, so that none holds vectors of passages that are gone."""
+    from epicrag.index.vectors import FOLDER_NAME
+
+    folder = pipeline.config.index / FOLDER_NAME
+    before = _folder_bytes(folder)
+    if not dry_run:
+        pipeline.vectors.refresh()
+    freed = 0 if dry_run else max(before - _folder_bytes(folder), 0)
+    return Freed("vectors of passages that are gone", 0, freed)
+
+
+def _folder_bytes(folder: Path) -> int:
+    with suppress(OSError):
+        return sum(file.stat().st_size for file in folder.iterdir())
+    return 0
 
 
 def _pages(pipeline: Pipeline, dry_run: bool) -> Freed:

@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -38,11 +38,15 @@ if TYPE_CHECKING:
     from epicrag.index.vectors import VectorIndex
     from epicrag.serving.engine import Engine
     from epicrag.serving.prompt import Piece
+    from epicrag.uses import Uses
 
 EMBED_BATCH = 128
 """Passages handed to the embedder at once: bounds memory whatever the size of a document."""
 SPARE_CHUNKS = 20_000
 """Passages of deleted documents whose vectors a run holds, about: for documents that moved and changed."""
+ENTRY_BYTES = 1024
+"""What a file of KV takes besides its tokens: its header, or a little more."""
+_EXTRA_TOKENS = 4
 KV_BATCH = 16
 """Chunks compiled between two notes in the catalog: what an interrupted run may have to look up again."""
 
@@ -129,6 +133,8 @@ class Tools(Protocol):
     def vectors(self) -> VectorIndex: ...
     @property
     def kv_store(self) -> KVStore: ...
+    @property
+    def uses(self) -> Uses: ...
     @property
     def counter(self) -> TokenCounter: ...
     @property
@@ -339,12 +345,16 @@ class _Run:
 
     def _delete(self, path: str, *, is_reused: bool) -> None:
         """Forget a document; its vectors are kept for this run, for what moved and was edited at once."""
-        catalog = self.tools.catalog
-        if is_reused and len(self.spare_vectors) < SPARE_CHUNKS:
-            ids = {chunk.id for _, chunk in catalog.chunks(path)}
-            self.spare_vectors |= catalog.vectors_of(ids)
-        catalog.delete_document(path)
+        if is_reused:
+            self._spare(self.tools.catalog.chunks(path))
+        self.tools.catalog.delete_document(path)
         self._report(self._deleted(path))
+
+    def _spare(self, chunks: Sequence[tuple[int, Chunk]]) -> None:
+        """Keep the vectors of passages that go: another document of this run may hold them."""
+        if chunks and len(self.spare_vectors) < SPARE_CHUNKS:
+            ids = {chunk.id for _, chunk in chunks}
+            self.spare_vectors |= self.tools.catalog.vectors_of(ids)
 
     def _try_document(self, entry: Entry, status: FileStatus) -> FileReport:
         """Bring one document in; whatever is wrong with it concerns this document only."""
@@ -373,6 +383,7 @@ class _Run:
         """Store a document. Passages that it had before, behind the same passage, keep their KV."""
         catalog, vectors = self.tools.catalog, self._embed(chunks)
         old = catalog.chunks(document.path)
+        self._spare(old)
         known = dict(zip(_in_context([c for _, c in old]), [row for row, _ in old], strict=True))
         keys = {pair: key for pair, row in known.items() if (key := catalog.kv_key(row))}
         rows = catalog.put_document(document, chunks, vectors)
@@ -428,7 +439,10 @@ class _Run:
             self.note(refusal)
             return own_keys(catalog)
         pending = self._pending()
-        if not pending and (is_current or not catalog.counts().chunks):
+        each = int(catalog.setting("kv_bytes_per_token") or 0)
+        fitting = self._that_fits(each, pending) if is_current and each else None
+        nothing = not (pending if fitting is None else fitting)
+        if nothing and (is_current or not catalog.counts().chunks):
             return own_keys(catalog)
         engine = self.tools.engine
         self._describe(engine)
@@ -441,51 +455,83 @@ class _Run:
             catalog.set_setting("kv_identity", "")
             catalog.clear_kv()
             catalog.set_setting("kv_profile", engine.profile)
-            pending = self._pending()
+            pending, fitting = self._pending(), None
         catalog.set_setting("kv_own_keys", json.dumps(sorted(engine.own_keys())))
-        self._compile_all(engine, self._that_fits(engine, pending))
+        if fitting is None:
+            fitting = self._that_fits(engine.kv_bytes_per_token, pending)
+        self._compile_all(engine, fitting)
         catalog.set_setting("kv_identity", identity)
         return engine.own_keys()
 
     def _pending(self) -> dict[int, int]:
-        """Return row: tokens of the chunks that lack their KV."""
-        return {
-            row: chunk.n_tokens
-            for row, chunk in self.tools.catalog.all_chunks()
-            if (self.only is None or row in self.only) and not self._has_kv(row)
+        """Return row: tokens of the chunks that lack their KV, the most retrieved first, then in reading order."""
+        contains = self.tools.kv_store.contains
+        lacking = {
+            row: tokens
+            for row, tokens, key in self.tools.catalog.chunk_keys()
+            if (self.only is None or row in self.only) and not (key and contains(key))
         }
+        uses = self.tools.catalog.uses() if lacking else {}
+        return dict(sorted(lacking.items(), key=lambda item: -uses.get(item[0], 0)))
 
-    def _has_kv(self, row: int) -> bool:
-        key = self.tools.catalog.kv_key(row)
-        # Under a disk budget the store may have evicted it: computed again when it is asked for.
-        is_bounded = self.tools.config.kv_disk is not None and self.only is None
-        return key is not None and (is_bounded or self.tools.kv_store.contains(key))
+    def _that_fits(self, each: int, pending: dict[int, int]) -> dict[int, int]:
+        """Return the chunks, in their order, whose KV finds room; say what is left out, and why.
 
-    def _that_fits(self, engine: Engine, pending: dict[int, int]) -> dict[int, int]:
-        """Return the chunks, in reading order, whose KV the disk has room for; say what is left out."""
-        config, each = self.tools.config, engine.kv_bytes_per_token
-        room = _room_bytes(config.index)
-        if config.kv_disk is not None:
-            room = min(room, config.kv_disk - self.tools.kv_store.nbytes())
-        fitting: dict[int, int] = {}
-        for row, tokens in pending.items():
-            room -= tokens * each
-            if room < 0:
-                break
-            fitting[row] = tokens
+        each: bytes that a token takes. Under a budget, KV that is there makes room for what is retrieved more.
+        """
+        if not pending:
+            return {}
+        room = _room_bytes(self.tools.config.index)
+        on_disk = _take(pending, lambda row: _entry_bytes(pending[row], each), room)
+        worth_it = self._worth_it(pending, each)
+        fitting = {row: pending[row] for row in on_disk if row in worth_it}
         if left := len(pending) - len(fitting):
+            is_full = len(on_disk) < len(worth_it)
+            why = "finds no room on disk" if is_full else "does not fit into kv_disk"
+            help = "free some space" if is_full else "raise kv_disk"
             self.note(
-                f"the KV of {left:,} of {len(pending):,} chunks finds no room on disk "
-                f"({each:,} bytes a token) and is computed when it is first used; "
-                "free some space, or use a smaller model"
+                f"the KV of {left:,} of {len(pending):,} chunks {why} "
+                f"({each:,} bytes a token) and is computed when it is first used: the most retrieved come "
+                f"first; {help}, set kv_dtype to int8, or use a smaller model"
             )
         return fitting
+
+    def _worth_it(self, pending: dict[int, int], each: int) -> AbstractSet[int]:
+        """Those of the pending chunks whose KV the budget has room for: the most retrieved of all.
+
+        Of chunks that are retrieved alike those keep theirs that have it, so that no run undoes another's work.
+        """
+        budget, catalog = self.tools.config.kv_disk, self.tools.catalog
+        if budget is None:
+            return pending.keys()
+        sizes, uses = self.tools.kv_store.sizes(), catalog.uses()
+        budget -= sum(sizes.get(key, 0) for key in own_keys(catalog))
+        there = {row: key for _, row, key in catalog.kv_rows() if key in sizes}
+        chosen = self.only or ()
+        rows = sorted(
+            (*there, *pending),
+            key=lambda row: (-uses.get(row, 0), row not in chosen, row in pending),
+        )
+        counted: set[str] = set()  # several chunks may share one entry
+
+        def cost(row: int) -> int:
+            if row in pending:
+                return _entry_bytes(pending[row], each)
+            is_new = there[row] not in counted
+            counted.add(there[row])
+            return sizes[there[row]] if is_new else 0
+
+        return {row for row in _take(rows, cost, budget) if row in pending}
 
     def _compile_all(self, engine: Engine, pending: dict[int, int]) -> None:
         """Compile in batches; what is compiled is noted even if the next chunk is interrupted."""
         began, done, total = time.perf_counter(), 0, sum(pending.values())
+        uses = self.tools.catalog.uses()
         for rows, pieces in _batches(self.tools.catalog, pending):
             keys: list[tuple[int, str]] = []
+            if self.tools.config.kv_disk is not None:
+                worth = (uses.get(row, 0) for row in rows)
+                self.tools.uses.expect(dict(zip(map(engine.key_of, pieces), worth, strict=True)))
             try:
                 for i, key, computed in engine.compile(pieces):
                     keys.append((rows[i], key))
@@ -501,6 +547,7 @@ class _Run:
         """Leave what `status` shows, and the next run needs to know, without loading the model."""
         self.tools.catalog.set_setting("kv_refusal", engine.refusal or "")
         self.tools.catalog.set_setting("kv_bytes_per_token", str(engine.kv_bytes_per_token))
+        self.tools.catalog.set_setting("kv_dtype", engine.kv_dtype)
         for name in ("name", "fingerprint", "tokenizer_fingerprint", "dtype", "compile_mode"):
             self.tools.catalog.set_setting(f"model_{name}", str(getattr(engine, name)))
 
@@ -575,23 +622,36 @@ def compile_kv(
 
 
 def _batches(
-    catalog: Catalog, pending: Container[int]
+    catalog: Catalog, pending: Iterable[int]
 ) -> Iterator[tuple[tuple[int, ...], tuple[Piece, ...]]]:
-    """Yield the rows and pieces of pending chunks, in reading order, few enough to hold in memory."""
-    found = (item for item in _pieces(catalog) if item[0] in pending)
-    while batch := list(islice(found, KV_BATCH)):
-        yield tuple(row for row, _ in batch), tuple(piece for _, piece in batch)
+    """Yield the rows and pieces of pending chunks, in their order, few enough to hold in memory."""
+    rows = iter(pending)
+    while batch := tuple(islice(rows, KV_BATCH)):
+        yield batch, tuple(_piece(catalog, row) for row in batch)
 
 
-def _pieces(catalog: Catalog) -> Iterator[tuple[int, Piece]]:
-    """Yield each chunk's row, and its text with the text before it in its document."""
+def _piece(catalog: Catalog, row: int) -> Piece:
+    """A chunk's text, with the text before it in its document."""
     from epicrag.serving.prompt import Piece
 
-    previous: Chunk | None = None
-    for row, chunk in catalog.all_chunks():
-        is_next = previous is not None and previous.document == chunk.document
-        yield row, Piece(chunk.model_text, previous.model_text if previous and is_next else None)
-        previous = chunk
+    previous = catalog.previous(row)
+    return Piece(catalog.chunk(row).model_text, previous.model_text if previous else None)
+
+
+def _take(rows: Iterable[int], cost: Callable[[int], int], room: int) -> list[int]:
+    """The first of these rows that there is room for, up to the one that finds none."""
+    taken = []
+    for row in rows:
+        room -= cost(row)
+        if room < 0:
+            break
+        taken.append(row)
+    return taken
+
+
+def _entry_bytes(tokens: int, each: int) -> int:
+    """What a chunk's KV takes on disk, or a little more: the model is shown more than its text."""
+    return (tokens + _EXTRA_TOKENS) * each + ENTRY_BYTES
 
 
 def _in_context(chunks: Sequence[Chunk]) -> list[tuple[str, str]]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,19 +34,22 @@ from epicrag.ingest import (
 )
 from epicrag.quiet import hush
 from epicrag.sources import is_address, limits_of
-from epicrag.types import Answer, Hit
+from epicrag.types import Answer, Found, Hit, Relevance
 
 if TYPE_CHECKING:
     from epicrag.connectors.found import Source
     from epicrag.connectors.split import TokenCounter
     from epicrag.index.catalog import Catalog
     from epicrag.index.embed import Embedder
+    from epicrag.index.filters import Filter
     from epicrag.index.kvstore import KVStore
+    from epicrag.index.retrieve import Reranker
     from epicrag.index.vectors import VectorIndex
     from epicrag.serving.engine import Engine
     from epicrag.serving.policies import Policy
     from epicrag.serving.prompt import Piece, Prompt
     from epicrag.serving.sample import Sampling
+    from epicrag.uses import Uses
 
 __all__ = [
     "AnswerStream",
@@ -79,6 +83,13 @@ class Status:
     kv_other_entries: int
     """Of `kv_entries`: those of no chunk as ingest compiles it. The next ingest, of whatever, drops them."""
     kv_other_bytes: int
+    kv_dtype: str | None
+    """What KV is kept in: "float16", "bfloat16", "int8"; None while no model has been loaded."""
+    kv_budget: int | None
+    """Bytes that KV may take on disk, as configured; None: all there is."""
+    retrievals: int
+    """Passages that were retrieved so far, and of these, those whose KV was there then."""
+    retrievals_with_kv: int
     model: str | None
     model_fingerprint: str | None
     dtype: str | None
@@ -175,19 +186,36 @@ class Pipeline:
         from epicrag.index.kvstore import KVStore
 
         folder = self._kv_folder or self.config.index / "kv"
-        return KVStore(folder, budget_bytes=self.config.kv_disk)
+        budget = self.config.kv_disk
+        return KVStore(folder, budget_bytes=budget, value_of=self.uses.worth if budget else None)
+
+    @cached_property
+    def uses(self) -> Uses:
+        from epicrag.uses import Uses
+
+        return Uses(lambda: self.catalog, lambda: frozenset(own_keys(self.catalog)))
 
     @cached_property
     def embedder(self) -> Embedder:
         if self._given_embedder is not None:
             return self._given_embedder
         from epicrag.index.embed import SentenceEmbedder
+        from epicrag.index.prompts import prompts_of
 
+        name, path = self.config.embed_model, self._model_path(self.config.embed_model)
         return SentenceEmbedder(
-            self._model_path(self.config.embed_model),
-            self.config.embed_model,
-            device=self.config.device,
+            path, name, prompts=prompts_of(name, path), device=self.config.device
         )
+
+    @cached_property
+    def reranker(self) -> Reranker | None:
+        """Reads question and passage together; None unless one is configured."""
+        if self.config.rerank_model is None:
+            return None
+        from epicrag.index.rerank import CrossReranker
+
+        name = self.config.rerank_model
+        return CrossReranker(self._model_path(name), name, device=self.config.device)
 
     @cached_property
     def engine(self) -> Engine:
@@ -207,6 +235,7 @@ class Pipeline:
             kv_memory_bytes=self.config.kv_memory,
             host_kv_memory_bytes=self.config.host_kv_memory,
             gpu_memory_utilization=self.config.gpu_memory_utilization,
+            kv_dtype=None if self.config.kv_dtype == "auto" else self.config.kv_dtype,
             cache_folder=self.config.home / "cache",
         )
 
@@ -248,7 +277,14 @@ class Pipeline:
         config = self.config
         if self._given_engine is not None:
             return self._given_engine.profile
-        settings = config.device, config.dtype, config.quantize, self._compile_mode
+        settings: tuple[object, ...] = (
+            config.device,
+            config.dtype,
+            config.quantize,
+            self._compile_mode,
+        )
+        if config.kv_dtype != "auto":
+            settings = (*settings, f"kv {config.kv_dtype}")
         return self._identity(config.model, *settings)
 
     def model_fingerprint(self) -> str | None:
@@ -292,7 +328,7 @@ class Pipeline:
         from epicrag.sources import sources_of
 
         given = [paths] if isinstance(paths, str | Path) else paths
-        if not self._exists():
+        if not self.exists:
             _refuse_missing(given)
         manner = Manner(kv=kv, dry_run=dry_run, yes=yes, wait=wait)
         with self._writable(dry_run) as tools:
@@ -329,13 +365,73 @@ class Pipeline:
             Documents(root, documents, limits_of(self.config)), manner, progress
         )
 
+    def ingest_reader(
+        self,
+        reader: str,
+        arguments: Mapping[str, Any],
+        root: str,
+        manner: Manner,
+        progress: Progress | None = None,
+    ) -> IngestResult:
+        """`ingest_documents` for what a reader class of LlamaIndex loads, named as `module:Class`."""
+        from epicrag.connectors.llamahub import Documents, load
+
+        if progress:
+            progress(Event("doing", message=f"loading documents with {reader}"))
+        documents = load(reader, arguments)
+        return self.ingest_from(
+            Documents(root, documents, limits_of(self.config)), manner, progress
+        )
+
+    def ingest_bytes(
+        self, name: str, data: bytes, manner: Manner, progress: Progress | None = None
+    ) -> IngestResult:
+        """Make one document of bytes; `name` says their format, and is cited as `stdin:name`."""
+        from epicrag.connectors.stream import Stream
+
+        return self.ingest_from(Stream(name, data, limits_of(self.config)), manner, progress)
+
+    def watch(
+        self,
+        paths: Sequence[str | Path],
+        manner: Manner,
+        progress: Progress,
+        *,
+        stop: threading.Event | None = None,
+        debounce: float = 0.4,
+    ) -> bool:
+        """`ingest` now, and again whatever changes, until `stop` is set; return whether interrupted.
+
+        Ctrl-C between two runs raises KeyboardInterrupt. Where most of the index would go in the course
+        of it, nothing is deleted and a note says so, unless `manner.yes`.
+        """
+        from epicrag.watch import Watch
+
+        for path in paths:
+            if is_address(path):
+                raise UsageError(f"{path} cannot be watched", "--watch follows files and folders")
+        if not self.exists:
+            _refuse_missing(paths)
+        watch = Watch(
+            self.ingest_from,
+            self.config,
+            [Path(path) for path in paths],
+            progress,
+            kv=manner.kv,
+            yes=manner.yes,
+            wait=manner.wait,
+            debounce=debounce,
+            stop=stop or threading.Event(),
+        )
+        return watch.follow()
+
     def _saying(self, progress: Progress | None) -> Callable[[str], None] | None:
         return (lambda text: progress(Event("doing", message=text))) if progress else None
 
     @contextmanager
     def _writable(self, dry_run: bool) -> Iterator[Pipeline]:
         """A dry run over no index is planned against an empty one, of which nothing stays."""
-        if dry_run and "catalog" not in self.__dict__ and not self._exists():
+        if dry_run and "catalog" not in self.__dict__ and not self.exists:
             with TemporaryDirectory() as folder:
                 config = replace(self.config, index=Path(folder))
                 with Pipeline(config, create=True) as empty:
@@ -343,22 +439,53 @@ class Pipeline:
             return
         yield self
 
-    def _exists(self) -> bool:
+    @property
+    def exists(self) -> bool:
+        """Whether there is an index, be it an empty one."""
         from epicrag.index.catalog import FILE_NAME
 
         return (self.config.index / FILE_NAME).exists()
 
-    def search(self, query: str, *, k: int | None = None) -> list[Hit]:
-        """Return the `k` passages nearest to a query, best first, each text once.
+    def search(
+        self, query: str, *, k: int | None = None, filter: str | Filter | None = None
+    ) -> list[Hit]:
+        """Return the `k` best passages for a query, best first, each text once; see `find`."""
+        return list(self.find(query, k=k, filter=filter).hits)
 
+    def find(
+        self, query: str, *, k: int | None = None, filter: str | Filter | None = None
+    ) -> Found:
+        """Return the `k` best passages for a query, and whether they speak of it.
+
+        `filter` says which passages may be found: `year>=2020 and path~"manual/*"`.
         IndexEmptyError: nothing is in the index. MismatchError: made with another embedder.
+        UsageError: the filter cannot be read, or names a field that no document has.
         """
         query = _readable(query, "query")
         self.refuse_empty()
-        from epicrag.index.retrieve import check_embedder, search
+        from epicrag.index.filters import parse_filter
+        from epicrag.index.retrieve import Request, check_embedder, find
 
+        config = self.config
+        request = Request(
+            query,
+            k=k or config.top_k,
+            mode=config.search_mode,
+            weights=config.hybrid_weights,
+            filter=parse_filter(filter) if isinstance(filter, str) else filter,
+            reranker=self.reranker,
+            min_score=config.min_score,
+        )
         check_embedder(self.catalog, self.embedder)
-        return search(self.catalog, self.vectors, self.embedder, query, k=k or self.config.top_k)
+        found = find(self.catalog, self.vectors, self.embedder, request)
+        check_embedder(self.catalog, self.embedder)  # a rebuild may have switched in between
+        self._count(found.hits)
+        return found
+
+    def _count(self, hits: Sequence[Hit]) -> None:
+        """Count what was retrieved; with a KV folder of its own the index stays as it is."""
+        if self._kv_folder is None:
+            self.uses.note(hits, self.kv_store)
 
     def ask(
         self,
@@ -370,6 +497,7 @@ class Pipeline:
         strict: bool = False,
         shuffle_seed: int | None = None,
         chunks: Sequence[Hit] | None = None,
+        filter: str | Filter | None = None,
     ) -> Answer:
         """Answer a question from the documents; see `stream`."""
         stream = self.stream(
@@ -380,6 +508,7 @@ class Pipeline:
             strict=strict,
             shuffle_seed=shuffle_seed,
             chunks=chunks,
+            filter=filter,
         )
         return stream.finish()
 
@@ -393,11 +522,13 @@ class Pipeline:
         strict: bool = False,
         shuffle_seed: int | None = None,
         chunks: Sequence[Hit] | None = None,
+        filter: str | Filter | None = None,
     ) -> AnswerStream:
         """Retrieve now, and answer while the result is iterated.
 
         `chunks` are taken in place of retrieval, in their order. `shuffle_seed` puts the passages in a
-        random order. Nothing relevant: `answered` is False, or AbstainedError under `strict`.
+        random order. `filter` is that of `find`. Nothing relevant: `answered` is False, or AbstainedError
+        under `strict`.
         """
         question = _readable(question, "question")
         policy = self._policy(policy)
@@ -405,16 +536,16 @@ class Pipeline:
             self._model_path(
                 self.config.model
             )  # a model that is not there is said before the search
-        hits, spent_ms = self._hits(question, k, chunks)
-        is_relevant = chunks is not None or (hits and hits[0].score >= self.config.min_score)
+        hits, relevance, spent_ms = self._hits(question, k, chunks, filter)
         if shuffle_seed is not None:
             random.Random(shuffle_seed).shuffle(hits)
-        ask = Ask(question, tuple(hits), self.config.model, spent_ms, strict)
-        if not is_relevant or not hits:
+        ask = Ask(question, tuple(hits), self.config.model, spent_ms, strict, relevance)
+        if not hits or (relevance and not relevance.is_relevant):
             return AnswerStream(ask, None)
         prompt = self.prompt(question, hits)
         sampling = sampling or self.sampling()
         lacking = self.foretell_kv(prompt, policy, sampling.max_tokens)
+        self._expect_kv(policy, prompt, hits, lacking)
         generation = self.engine.generate(prompt, policy=policy, sampling=sampling)
 
         def on_end() -> list[str]:
@@ -431,6 +562,20 @@ class Pipeline:
                 f"computing the KV of {_passages(len(lacking))} first ({sum(lacking.values()):,} tokens)"
             )
         return lacking
+
+    def _expect_kv(
+        self, policy: Policy, prompt: Prompt, hits: Sequence[Hit], lacking: Iterable[int]
+    ) -> None:
+        """Say what KV is worth that is about to be computed: it must not push out what is used more."""
+        if self.config.kv_disk is None or policy.compile_mode:
+            return
+        counts = self.catalog.uses_of([hits[index].chunk.id for index in lacking])
+        self.uses.expect(
+            {
+                self.engine.key_of(prompt.pieces[index]): counts.get(hits[index].chunk.id, 0)
+                for index in lacking
+            }
+        )
 
     def _kept(self, policy: Policy, pieces: Sequence[Piece]) -> list[str]:
         """What to tell of KV that was computed for an answer: that it is on disk now, and until when."""
@@ -466,19 +611,23 @@ class Pipeline:
                 catalog.set_kv([(row, key) for row, key in keys if self.kv_store.contains(key)])
 
     def _hits(
-        self, question: str, k: int | None, chunks: Sequence[Hit] | None
-    ) -> tuple[list[Hit], float]:
-        """Return the passages, each text once, and the milliseconds that finding them took."""
+        self,
+        question: str,
+        k: int | None,
+        chunks: Sequence[Hit] | None,
+        filter: str | Filter | None,
+    ) -> tuple[list[Hit], Relevance | None, float]:
+        """Return the passages, each text once, what speaks for them, and the milliseconds it took."""
         if chunks is not None:
             once: dict[str, Hit] = {}
             for hit in chunks:
                 once.setdefault(hit.chunk.id, hit)
-            return list(once.values()), 0.0
+            return list(once.values()), None, 0.0
         self.refuse_empty()
-        _ = self.embedder, self.vectors  # loading them is no part of the question
+        _ = self.embedder, self.vectors, self.reranker  # loading them is no part of the question
         began = time.perf_counter()
-        hits = self.search(question, k=k)
-        return hits, (time.perf_counter() - began) * 1000
+        found = self.find(question, k=k, filter=filter)
+        return list(found.hits), found.relevance, (time.perf_counter() - began) * 1000
 
     def prompt(self, question: str, hits: Sequence[Hit]) -> Prompt:
         """What the engine is asked when these passages, in this order, are to answer a question."""
@@ -509,6 +658,7 @@ class Pipeline:
         """Describe the index from what ingest left in it; no model is loaded."""
         setting, counts = self.catalog.setting, self.catalog.counts()
         sizes, wanted = self.kv_store.sizes(), self.catalog.kv_keys()
+        retrievals, with_kv = self.catalog.retrievals()
         other = sizes.keys() - wanted - own_keys(self.catalog)
         embedder: dict[str, str] = json.loads(setting("embedder") or "{}")
         return Status(
@@ -522,9 +672,13 @@ class Pipeline:
             kv_entries=len(sizes),
             kv_bytes=sum(sizes.values()),
             kv_bytes_per_token=int(setting("kv_bytes_per_token") or 0) or None,
-            chunks_with_kv=len(sizes.keys() & wanted),
+            chunks_with_kv=sum(key in sizes for _, _, key in self.catalog.kv_rows()),
             kv_other_entries=len(other),
             kv_other_bytes=sum(sizes[key] for key in other),
+            kv_dtype=setting("kv_dtype"),
+            kv_budget=self.config.kv_disk,
+            retrievals=retrievals,
+            retrievals_with_kv=with_kv,
             model=setting("model_name"),
             model_fingerprint=setting("model_fingerprint"),
             dtype=setting("model_dtype"),

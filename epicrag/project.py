@@ -23,17 +23,26 @@ _ABOUT = {
     "quantize": "none, int8: weights in 8 bits, on a CPU",
     "chunk_tokens": "longest passage, in the model's tokens",
     "top_k": "passages put before the model",
+    "search_mode": "hybrid, dense, words",
+    "hybrid_weights": "of meaning and of words, in hybrid search",
+    "rerank_model": "a cross-encoder: a name or a path",
     "link_policy": "what is computed again where passages meet",
     "compile": "isolated, sink, prefix, neighbour",
     "max_tokens": "longest answer",
-    "min_score": "say that nothing was found when no passage is this near",
+    "min_score": "the cosine that the best passage must have",
     "kv_memory": "KV held in memory: bytes, or a size with its unit",
     "kv_disk": 'KV held on disk, such as "20 GiB"',
+    "kv_dtype": 'auto, or "int8": about half on disk',
     "max_file_mb": "larger files are skipped",
+    "hidden": "read hidden files, too",
+    "ignore_files": "honour .gitignore and .epicragignore",
+    "follow_symlinks": "follow links to folders",
     "offline": "never use the network",
     "log": "debug, info, warning, error",
     "system_prompt": "KV is compiled behind it: decide before you ingest",
 }
+_NONE = {"rerank_model": "none", "min_score": "auto"}
+_SIZES = ("kv_memory", "host_kv_memory", "kv_disk")
 _HEAD = """# Settings of epicrag for this folder: read by every command that is run here.
 # A flag beats the environment, which beats this file. Lines without # are in force; the others show defaults.
 # See what is in force, and why: epicrag config show --origin
@@ -90,20 +99,28 @@ def settings_text(in_force: Mapping[str, str]) -> str:
     lines = [_HEAD]
     for key in KEYS:
         value = in_force.get(key)
-        default = "…" if key in ("home", "index") else toml(getattr(bare, key))
+        default = "…" if key in ("home", "index") else _size(key, toml(getattr(bare, key), key))
         line = f"{key} = {toml(value)}" if value is not None else f"# {key} = {default}"
         about = f"  # {_ABOUT[key]}" if key in _ABOUT else ""
         lines.append(f"{line:<34}{about}" if about else line)
     return "\n".join(lines) + "\n"
 
 
-def toml(value: object) -> str:
-    """Return a setting as epicrag.toml has it."""
+def toml(value: object, key: str = "") -> str:
+    """Return a setting as epicrag.toml has it; what None is written as is for the key to say."""
     if value is None:
-        return '"unlimited"'
+        return json.dumps(_NONE.get(key, "unlimited"))
     if isinstance(value, bool | int | float):
         return json.dumps(value)
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{name} = {toml(item)}' for name, item in value.items())} }}"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _size(key: str, value: str) -> str:
+    """A whole number of GiB reads better than its bytes."""
+    whole, rest = divmod(int(value), 1 << 30) if key in _SIZES and value.isdigit() else (0, 1)
+    return f'"{whole}GiB"' if whole and not rest else value
 
 
 def _show(folder: Path) -> str:

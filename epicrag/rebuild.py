@@ -36,14 +36,18 @@ class Rebuilt:
     ms: float = 0.0
 
 
-def rebuild(pipeline: Pipeline) -> Rebuilt:
-    """Write the fast copies again from the catalog alone. Loads no model."""
+def rebuild(pipeline: Pipeline, *, words: bool = True, progress: Progress | None = None) -> Rebuilt:
+    """Make the fast copies again from the catalog alone: of vectors, and of `words`. Loads no model."""
     from epicrag.index.lock import WriterLock
     from epicrag.index.vectors import VectorIndex
 
     began = time.perf_counter()
     with WriterLock(pipeline.config.index):
         counts = pipeline.catalog.counts()
+        if words:
+            if progress:
+                progress(Event("doing", message=f"making the words of {counts.chunks:,} passages"))
+            pipeline.catalog.renew_words()
         VectorIndex.renew(pipeline.catalog, pipeline.config.index)
     return Rebuilt(counts.chunks, counts.vectors, ms=_ms(began))
 

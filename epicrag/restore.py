@@ -68,12 +68,13 @@ def restore(
     began, say = time.perf_counter(), progress or (lambda event: None)
     notes: list[str] = []
     with Archive.open(path) as archive:
-        items = _checked(archive, maps, say)
+        if pipeline.exists:
+            _check_place(pipeline, archive, merge)
         _check_embedder(pipeline, archive, re_embed)
         _check_room(pipeline, archive, kv)
+        items = _checked(archive, maps, say)
         with WriterLock(pipeline.config.index):
-            known = {row.path for row in pipeline.catalog.documents()}
-            _check_place(pipeline, archive, bool(known), merge)
+            known = _check_place(pipeline, archive, merge)
             keys = _take_kv(pipeline, archive, notes, say) if kv else set()
             settings = _settings(pipeline, archive, maps, bool(known), bool(keys))
             wanted = {
@@ -82,6 +83,7 @@ def restore(
                 for line in lines
                 if line.key in keys and line.key is not None
             }
+            say(Event("doing", message=f"putting in {archive.manifest.chunks:,} passages"))
             pipeline.catalog.load(items, wanted, settings)
             pipeline.vectors.refresh()
     again = reembed(pipeline, progress=progress) if re_embed else None
@@ -177,9 +179,11 @@ def _check_embedder(pipeline: Pipeline, archive: Archive, re_embed: bool) -> Non
     )
 
 
-def _check_place(pipeline: Pipeline, archive: Archive, is_full: bool, merge: bool) -> None:
-    if not is_full:
-        return
+def _check_place(pipeline: Pipeline, archive: Archive, merge: bool) -> set[str]:
+    """Return the documents that the index holds; refuse those that the archive cannot join."""
+    known = {row.path for row in pipeline.catalog.documents()}
+    if not known:
+        return known
     if not merge:
         raise UsageError(
             f"the index at {pipeline.config.index} holds documents already",
@@ -192,6 +196,7 @@ def _check_place(pipeline: Pipeline, archive: Archive, is_full: bool, merge: boo
             f"index with {mine.get('name')}: they cannot be merged",
             "import it into an index of its own with --index and --re-embed, export that, and merge it",
         )
+    return known
 
 
 def _check_room(pipeline: Pipeline, archive: Archive, kv: bool) -> None:

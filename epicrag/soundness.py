@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from epicrag.checkup import Check, fail, ok, warn
+from epicrag.documents import is_there
 from epicrag.errors import DamagedError, EpicragError, MismatchError
 from epicrag.gc import leftovers, orphans
 from epicrag.rebuild import embedder_of
@@ -31,7 +32,7 @@ def soundness(pipeline: Pipeline, *, deep: bool) -> Iterator[Check]:
     try:
         yield _texts(pipeline)
         yield from _vectors(pipeline)
-        yield from _words(pipeline)
+        yield _words(pipeline)
         yield from _staging(pipeline)
         yield from _kv(pipeline, deep)
         yield _writer(pipeline)
@@ -55,7 +56,10 @@ def _catalog(pipeline: Pipeline, deep: bool) -> Check:
         return fail("catalog", f"{faults[0]}{more}", _AGAIN, _DAMAGED)
     counts = pipeline.catalog.counts()
     how = "every page and index" if deep else "quickly"
-    return ok("catalog", f"sound ({how}): {counts.documents:,} documents, {counts.chunks:,} chunks")
+    return ok(
+        "catalog",
+        f"sound ({how}): {_n(counts.documents, 'document')}, {_n(counts.chunks, 'chunk')}",
+    )
 
 
 def _texts(pipeline: Pipeline) -> Check:
@@ -71,15 +75,16 @@ def _vectors(pipeline: Pipeline) -> Iterator[Check]:
     catalog = pipeline.catalog
     ids, rows = catalog.vector_rows()
     bare = catalog.counts().chunks - len(set(rows.tolist()))
-    catalog.vectors()  # raises where one is not of unit length
+    for _ in catalog.vector_batches():  # raises where one is not of unit length
+        pass
     if bare:
-        what = f"{bare:,} chunks have no vector and are never found"
+        what = f"{_n(bare, 'chunk')} without a vector: never found"
         yield warn("vectors", what, "epicrag rebuild --embed-only")
     else:
-        yield ok("vectors", f"{len(ids):,} vectors, every chunk has its own")
+        yield ok("vectors", f"{_n(len(ids), 'vector')}, every chunk has its own")
     why = VectorIndex.fault(catalog, pipeline.config.index)
     if why is None:
-        yield ok("vector copy", f"{len(ids):,} vectors, as in the catalog")
+        yield ok("vector copy", f"{_n(len(ids), 'vector')}, as in the catalog")
     elif why in ("missing", "old"):
         what = f"{why}: made again when it is next needed"
         yield warn("vector copy", what, "epicrag rebuild", "vectors")
@@ -87,24 +92,18 @@ def _vectors(pipeline: Pipeline) -> Iterator[Check]:
         yield fail("vector copy", why, "epicrag rebuild", _DAMAGED, "vectors")
 
 
-def _words(pipeline: Pipeline) -> Iterator[Check]:
-    """The index of words, where there is one, has a row for each chunk and none besides."""
-    found = words_of(pipeline)
-    if found is None:
-        return
-    n, lost = found
+def _words(pipeline: Pipeline) -> Check:
+    """The index of words has a row for each chunk, and none besides."""
+    n, lost = words_of(pipeline)
     if lost:
-        what = f"{lost:,} rows of words fit no chunk, or are missing"
-        yield fail("words", what, "epicrag rebuild", _DAMAGED, "words")
-    else:
-        yield ok("words", f"{n:,} chunks")
+        what = f"{_n(lost, 'row')} of words too many or too few"
+        return fail("words", what, "epicrag rebuild", _DAMAGED, "words")
+    return ok("words", f"of {_n(n, 'chunk')}")
 
 
-def words_of(pipeline: Pipeline) -> tuple[int, int] | None:
-    """Return how many rows of words there are, and how many are too many or too few; None: no such table."""
+def words_of(pipeline: Pipeline) -> tuple[int, int]:
+    """Return how many rows of words there are, and how many are too many or too few."""
     rows = pipeline.catalog.database.rows
-    if not rows("SELECT 1 FROM sqlite_master WHERE name = 'words'"):
-        return None
     (n,) = rows("SELECT count(*) FROM words")[0]
     (extra,) = rows("SELECT count(*) FROM words WHERE rowid NOT IN (SELECT row FROM chunks)")[0]
     (lacking,) = rows("SELECT count(*) FROM chunks WHERE row NOT IN (SELECT rowid FROM words)")[0]
@@ -136,7 +135,7 @@ def _kv(pipeline: Pipeline, deep: bool) -> Iterator[Check]:
         what = f"{_mib(total)} on disk, and the budget kv_disk is {_mib(budget)}"
         yield warn("KV", what, "epicrag gc, or a larger kv_disk", "gc")
     elif bare:
-        what = f"{bare:,} chunks have no KV on disk: it is computed when it is first used"
+        what = f"{_n(bare, 'chunk')} without KV on disk: it is computed when it is first used"
         yield warn("KV", what, "epicrag warm")
     else:
         yield ok("KV", f"{len(wanted):,} entries, {_mib(total)} on disk, every chunk has its own")
@@ -211,8 +210,8 @@ def _leftovers(pipeline: Pipeline) -> Check:
 
 def _sources(pipeline: Pipeline) -> Check:
     """Whether the files that were read are still there; what is no file is not looked for."""
-    paths = [row.path for row in pipeline.catalog.documents() if "://" not in row.path]
-    gone = [path for path in paths if not _is_there(path)]
+    paths = [row.path for row in pipeline.catalog.documents() if row.path.startswith("/")]
+    gone = [path for path in paths if not is_there(path)]
     if not gone:
         return ok("sources", f"{len(paths):,} files are where they were")
     what = f"{len(gone):,} of {len(paths):,} files are gone, such as {gone[0]}"
@@ -220,15 +219,6 @@ def _sources(pipeline: Pipeline) -> Check:
     if len(gone) == len(paths) and len(gone) > 1:
         return warn("sources", what, f"is the disk of {top} mounted?")
     return warn("sources", what, f"make the index equal to what is there: epicrag ingest {top}")
-
-
-def _is_there(path: str) -> bool:
-    """Whether a path exists, or leads into a file, as a member of an archive does."""
-    if os.path.lexists(path):
-        return True
-    return any(parent.is_file() for parent in Path(path.partition("!")[0]).parents[:-1]) or (
-        "!" in path and os.path.lexists(path.partition("!")[0])
-    )
 
 
 # --- with the models -----------------------------------------------------------------------------
@@ -263,17 +253,24 @@ def _round_trip(pipeline: Pipeline) -> Check:
     import numpy as np
 
     catalog = pipeline.catalog
-    held = catalog.vectors()
-    if not len(held.ids):
+    _, rows = catalog.vector_rows()
+    if not len(rows):
         return ok("round trip", "nothing to find yet")
-    chunk = catalog.chunk(int(held.chunk_rows[0]))
-    again = pipeline.embedder.passages([chunk.model_text])[0][0]
-    scores = held.data @ again
-    best = catalog.chunk(int(held.chunk_rows[int(np.argmax(scores))]))
-    own = float(scores[0])
-    if best.id == chunk.id or own >= scores.max() - 1e-3:
+    chunk = catalog.chunk(int(rows[0]))
+    again = pipeline.embedder.passages([chunk.model_text])[0]
+    if not len(again):
+        return warn("round trip", "the embedder makes nothing of the first passage")
+    top, best_row, own = -1.0, 0, -1.0
+    for held in catalog.vector_batches():
+        scores = held.data @ again[0]
+        at = int(np.argmax(scores))
+        if scores[at] > top:
+            top, best_row = float(scores[at]), int(held.chunk_rows[at])
+        own = max(own, float(scores[held.chunk_rows == rows[0]].max(initial=-1)))
+    best = catalog.chunk(best_row)
+    if best.id == chunk.id or own >= top - 1e-3:
         return ok("round trip", f"a passage, embedded anew, finds itself (score {own:.3f})")
-    what = f"a passage, embedded anew, finds another one first (score {scores.max():.3f}, its own {own:.3f})"
+    what = f"a passage, embedded anew, finds another one first (score {top:.3f}, its own {own:.3f})"
     return fail("round trip", what, "epicrag rebuild --embed-only", _DAMAGED)
 
 
@@ -300,6 +297,10 @@ def _generation(pipeline: Pipeline) -> Check:
         "generation",
         f"{answer.usage.completion_tokens} tokens by {answer.model}: {json.dumps(answer.text)}",
     )
+
+
+def _n(n: int, word: str) -> str:
+    return f"{n:,} {word}{'' if n == 1 else 's'}"
 
 
 def _mib(n_bytes: int) -> str:

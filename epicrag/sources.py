@@ -71,15 +71,22 @@ def limits_of(config: Config) -> Limits:
 
 
 def _rules(config: Config) -> Rules:
-    from epicrag.connectors.folder import Rules, real
+    from epicrag.connectors.folder import Rules
 
-    own = (config.index, config.home / "indexes", config.home / "models", config.home / "cache")
     return Rules(
         hidden=config.hidden,
         ignore_files=config.ignore_files,
         follow_links=config.follow_symlinks,
-        never=frozenset(real(os.fspath(folder)) for folder in own),
+        never=own_folders(config),
     )
+
+
+def own_folders(config: Config) -> frozenset[str]:
+    """The folders that epicrag itself writes to: what is in them are no documents."""
+    from epicrag.connectors.folder import real
+
+    own = (config.index, config.home / "indexes", config.home / "models", config.home / "cache")
+    return frozenset(real(os.fspath(folder)) for folder in own)
 
 
 def _web(

@@ -289,6 +289,14 @@ class Relevance:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """What a search returns: the passages, best first, and whether they speak of what was asked."""
+
+    hits: tuple[Hit, ...]
+    relevance: Relevance
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """A passage that was put before the model, as the answer's source list shows it."""
 
@@ -363,3 +371,5 @@ class Answer:
     grounded: bool = False
     """Whether at least one sentence was found in a passage, by its words; a model's own marker is no proof.
     Words are all that is compared: a wrong answer in a passage's words counts, a right one in others may not."""
+    relevance: Relevance | None = None
+    """Why the passages were taken to speak of the question, or not; None when they were given."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -271,10 +271,14 @@ class Catalog:
         """Return the rows and chunks of a document in reading order; [] when it is unknown."""
         return self._chunks("WHERE path = ? ORDER BY ordinal", _encode(path))
 
-    def all_chunks(self) -> Iterator[tuple[int, Chunk]]:
-        """Yield all chunks by document, in reading order, one document in memory at a time."""
+    def all_chunks(self, having: Container[int] | None = None) -> Iterator[tuple[int, Chunk]]:
+        """Yield all chunks by document, in reading order, one document in memory at a time.
+
+        With `having`, only the documents that have one of these chunks: the others' texts are not read.
+        """
         for (row,) in self._rows("SELECT row FROM documents ORDER BY path"):
-            yield from self._chunks("WHERE document_row = ? ORDER BY ordinal", row)
+            if having is None or any(chunk in having for chunk in self.rows_of([row])):
+                yield from self._chunks("WHERE document_row = ? ORDER BY ordinal", row)
 
     def chunk_rows(self, prefix: str = "") -> list[tuple[int, str, str]]:
         """Return (row, id, path) of the chunks whose ids begin so, by row: the texts are not read."""
@@ -294,6 +298,16 @@ class Catalog:
             row,
         )
         return found[0][1] if found else None
+
+    def renew_words(self) -> None:
+        """Make the words of all chunks again; chunks and the generation stay as they are."""
+        with self._database.writing() as connection:
+            connection.execute("DELETE FROM words")
+            connection.execute(
+                "INSERT INTO words (rowid, head, body) SELECT row,"
+                " words_of(coalesce(title, '') || ' ' || coalesce(heading, '')),"
+                " words_of(coalesce(table_head, '') || ' ' || text) FROM chunks"
+            )
 
     # --- vectors ---
 
@@ -360,18 +374,6 @@ class Catalog:
         ids, chunk_rows = table[np.argsort(table[:, 0])].T.copy()
         return ids, chunk_rows
 
-    def windows(self, rows: Collection[int]) -> Vectors:
-        """Return the vectors of these chunks, as they are stored."""
-        found = self._rows(
-            "SELECT id, chunk_row, data FROM vectors"
-            " WHERE chunk_row IN (SELECT value FROM json_each(?)) ORDER BY id",
-            json.dumps([int(row) for row in rows]),
-        )
-        ids, chunk_rows, blobs = zip(*found, strict=True) if found else ((), (), ())
-        dim = len(blobs[0]) // 4 if blobs else 0
-        data = np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), dim)
-        return Vectors(np.array(ids, np.int64), np.array(chunk_rows, np.int64), data)
-
     # --- words ---
 
     def by_words(
@@ -391,24 +393,30 @@ class Catalog:
     def document_facts(self) -> list[tuple[int, Facts]]:
         """Return the row of each document and what is known of it."""
         rows = self._rows("SELECT row, path, media, title, meta FROM documents")
-        return [(row, _facts(*columns)) for row, *columns in rows]
+        return [(row, _facts(*columns, is_document=True)) for row, *columns in rows]
 
-    def chunk_facts(self, row: int | None = None) -> list[tuple[int, Facts]]:
-        """Return the row of each chunk, or of one, and what is known of it and its document."""
+    def chunk_facts(
+        self, *, row: int | None = None, documents: Collection[int] | None = None
+    ) -> list[tuple[int, Facts]]:
+        """Return the row of each chunk, of one, or of those of some documents, and what is known of it."""
         sql = (
             "SELECT chunks.row, document_row, path, media, documents.title, meta, page, heading,"
             " part FROM chunks JOIN documents ON documents.row = document_row"
         )
-        found = (
-            self._rows(sql + " WHERE chunks.row = ?", row) if row is not None else self._rows(sql)
-        )
-        documents: dict[int, Facts] = {}
+        if row is not None:
+            found = self._rows(sql + " WHERE chunks.row = ?", row)
+        elif documents is not None:
+            where = " WHERE document_row IN (SELECT value FROM json_each(?))"
+            found = self._rows(sql + where, json.dumps(list(documents)))
+        else:
+            found = self._rows(sql)
+        known: dict[int, Facts] = {}
         facts = []
         for chunk_row, number, *columns, page, heading, part in found:
-            if number not in documents:
-                documents[number] = _facts(*columns)
-            place = {"page": page, "heading": heading, "part": part}
-            facts.append((chunk_row, replace(documents[number], **place)))
+            one = known.get(number) or known.setdefault(number, _facts(*columns))
+            facts.append(
+                (chunk_row, Facts(one.path, one.media, one.title, one.meta, page, heading, part))
+            )
         return facts
 
     def rows_of(self, documents: Collection[int]) -> list[int]:
@@ -421,11 +429,6 @@ class Catalog:
         sql = "SELECT chunks.row, path FROM chunks JOIN documents ON documents.row = document_row"
         rows = self._rows(sql + " WHERE id = ? ORDER BY path", chunk_id)
         return [(row, _decode(path)) for row, path in rows]
-
-    def meta_names(self) -> frozenset[str]:
-        """Return the names under which any document says something of itself."""
-        sql = "SELECT DISTINCT key FROM documents, json_each(meta)"
-        return frozenset(name for (name,) in self._rows(sql))
 
     # --- KV ---
 
@@ -454,14 +457,59 @@ class Catalog:
         )
         return [(_decode(path), row, key) for path, row, key in rows]
 
+    def chunk_keys(self) -> list[tuple[int, int, str | None]]:
+        """Return (row, tokens, KV key) of every chunk in reading order: the texts are not read."""
+        return self._rows(
+            "SELECT chunks.row, n_tokens, key FROM documents JOIN chunks ON document_row = documents.row"
+            " LEFT JOIN kv ON chunk_row = chunks.row ORDER BY path, ordinal"
+        )
+
     def kv_keys(self) -> set[str]:
         return {key for (key,) in self._rows("SELECT DISTINCT key FROM kv")}
 
+    # --- uses ---
+
     def uses(self) -> dict[int, int]:
-        """Return how often each chunk row was retrieved; empty in an index that does not count it."""
-        if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'uses'"):
-            return {}
-        return dict(self._rows("SELECT chunk_row, count FROM uses"))
+        """Return how often each chunk was retrieved, by row; those that never were are left out."""
+        return dict(
+            self._rows("SELECT chunks.row, count FROM uses JOIN chunks ON chunks.id = chunk_id")
+        )
+
+    def uses_of(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return how often texts were retrieved, by chunk id; those that never were are left out."""
+        found = (self._rows("SELECT chunk_id, count FROM uses WHERE chunk_id = ?", i) for i in ids)
+        return {chunk_id: count for rows in found for chunk_id, count in rows}
+
+    def retrievals(self) -> tuple[int, int]:
+        """Return how many passages were retrieved so far, and how many of them had their KV then."""
+        columns = "coalesce(sum(count), 0), coalesce(sum(with_kv), 0)"
+        ((count, with_kv),) = self._rows(f"SELECT {columns} FROM uses")
+        return count, with_kv
+
+    def kv_worth(self) -> dict[str, int]:
+        """Return for every noted KV key how often its chunk was retrieved."""
+        return dict(
+            self._rows(
+                "SELECT key, max(coalesce(count, 0)) FROM kv JOIN chunks ON chunks.row = chunk_row"
+                " LEFT JOIN uses ON chunk_id = chunks.id GROUP BY key"
+            )
+        )
+
+    def note_uses(self, counts: Mapping[tuple[str, bool], int], now: str) -> None:
+        """Add retrievals, by chunk id and whether KV was there. The generation stays as it is.
+
+        LockedError at once, and nothing is counted, while another process writes.
+        """
+        rows = [(chunk_id, n, n * had_kv, now) for (chunk_id, had_kv), n in counts.items()]
+        if not rows:
+            return
+        with self._database.writing(wait=False) as connection:
+            connection.executemany(
+                "INSERT INTO uses VALUES (?, ?, ?, ?) ON CONFLICT (chunk_id) DO UPDATE SET"
+                " count = count + excluded.count, with_kv = with_kv + excluded.with_kv,"
+                " last = excluded.last",
+                rows,
+            )
 
     # --- reading ---
 
@@ -499,8 +547,10 @@ def _decode(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
 
 
-def _facts(path: bytes, media: str, title: str | None, meta: str) -> Facts:
-    return Facts(_decode(path), media, title, _meta(meta))
+def _facts(
+    path: bytes, media: str, title: str | None, meta: str, *, is_document: bool = False
+) -> Facts:
+    return Facts(_decode(path), media, title, _meta(meta), is_document=is_document)
 
 
 def _meta(text: str) -> dict[str, MetaValue]:

@@ -108,11 +108,14 @@ class Database:
                     self.rows("COMMIT")
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it or, on any error, nothing."""
+    def writing(self, *, wait: bool = True) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it or, on any error, nothing.
+
+        LockedError where another process writes: after some seconds or, without `wait`, at once.
+        """
         with self._mutex, translated(self.file):
             assert not self._depth, "a snapshot only reads"
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._begin(wait)
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")
@@ -120,6 +123,16 @@ class Database:
                 with suppress(sqlite3.Error):  # the first error is the one to tell
                     self._connection.execute("ROLLBACK")
                 raise
+
+    def _begin(self, wait: bool) -> None:
+        if wait:
+            self._connection.execute("BEGIN IMMEDIATE")
+            return
+        self._connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
 
 
 @contextmanager

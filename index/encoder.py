@@ -55,7 +55,7 @@ def load_encoder(path: Path, device: str = "auto") -> Encoder:
         bert = read_bert(path, device) if pooling else None
         if pooling and bert:
             return PlainEncoder(path, pooling, bert)
-        with _quiet():
+        with quiet():
             if pooling:
                 return PlainEncoder(path, pooling, AnyStack(path, device))
             return LibraryEncoder(path, device)
@@ -208,7 +208,7 @@ def _in_batches(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Load without progress bars and reports on stderr, and leave the settings as they were."""
     from transformers.utils import logging
 

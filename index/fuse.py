@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
 
 from epicrag.types import Stage
 
@@ -10,8 +11,33 @@ RANK_CONSTANT = 60
 """From Cormack, Clarke and Büttcher, "Reciprocal Rank Fusion outperforms Condorcet and individual Rank
 Learning Methods", SIGIR 2009, who chose it in a pilot and found that it hardly matters."""
 
+_LEAST = 5  # passages: of fewer nothing can be said
+_MOST = 50
+_POWER = 2.0
+
 Ranking = Sequence[tuple[int, float]]
 """Chunk rows with the score of one stage, best first, each row once."""
+
+
+def shares(rankings: Mapping[str, Ranking], weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the weights, shifted towards the rankings that single out their best more clearly.
+
+    An embedder that does not know a language finds all its texts about equally near, and words that stand
+    everywhere find everything: such a ranking is noise, and its ranks would count as much as any. How clear
+    a ranking is, is how many standard deviations its first score lies above the others', squared. The
+    factors are 1 on average, and exactly 1 where a ranking is too short to tell.
+    """
+    used = [name for name in rankings if weights[name]]
+    if len(used) < 2 or any(len(rankings[name]) < _LEAST for name in used):
+        return dict(weights)
+    clear = {name: _clarity(rankings[name]) ** _POWER for name in used}
+    mean = sum(clear.values()) / len(clear)
+    return {name: weights[name] * clear.get(name, mean) / mean for name in weights}
+
+
+def _clarity(ranking: Ranking) -> float:
+    first, *others = [score for _, score in ranking[:_MOST]]
+    return max((first - fmean(others)) / (pstdev(others) + 1e-9), 0.1)
 
 
 def fuse(

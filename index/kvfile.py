@@ -1,6 +1,7 @@
 """One chunk's keys and values as a safetensors file that proves it is whole.
 
-Any safetensors reader can open the file. Its metadata carry a checksum over the KV key, shape, dtype,
+Any safetensors reader can open the file: two tensors in 16 or 32 bits, or two in 8 bits and the scales of their
+rows. Its metadata carry a checksum over the KV key, shape, dtype,
 the caller's metadata and every tensor byte, so a damaged, renamed or foreign file is never taken for KV.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -23,9 +24,10 @@ RESERVED = "epicrag."
 _CHECKSUM = RESERVED + "xxh3_128"
 _ALIGN = 64
 _HEADER_LIMIT = 1 << 20
-_Shapes = tuple[list[int], list[int]]
-"""Of keys and of values."""
-_DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
+_PLAIN = ("keys", "values")
+_ROUNDED = ("keys", "values", "key_scales", "value_scales")
+_DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "I8": "int8"}
+_SCALE = "F16"
 
 
 class DamagedFile(Exception):
@@ -39,9 +41,16 @@ class StoredKV:
     keys: Tensor  # (L, G, T, Dk)
     values: Tensor  # (L, G, T, Dv)
     meta: dict[str, str]
+    scales: tuple[Tensor, Tensor] | None = None
+    """Of keys and values in 8 bits: what each row (L, G, T) is multiplied by."""
 
 
-def check(keys: Tensor, values: Tensor, meta: Mapping[str, str]) -> None:
+def check(
+    keys: Tensor,
+    values: Tensor,
+    meta: Mapping[str, str],
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> None:
     """Raise ValueError unless the pair can be stored and read back as it is."""
     alike = keys.ndim == values.ndim == 4 and keys.shape[:3] == values.shape[:3]
     if not alike or keys.numel() == 0 or values.numel() == 0:
@@ -51,37 +60,39 @@ def check(keys: Tensor, values: Tensor, meta: Mapping[str, str]) -> None:
         )
     if keys.dtype != values.dtype or _dtype_name(keys) not in _DTYPES.values():
         raise ValueError(
-            f"keys and values must share float16, bfloat16 or float32, "
+            f"keys and values must share float16, bfloat16, float32 or int8, "
             f"not {keys.dtype} and {values.dtype}"
         )
+    if (scales is not None) != (_dtype_name(keys) == "int8"):
+        raise ValueError("keys and values in 8 bits have scales, and no others have")
+    for scale in scales or ():
+        if scale.shape != keys.shape[:3] or _dtype_name(scale) != _DTYPES[_SCALE]:
+            raise ValueError(
+                f"the scales of keys and values {tuple(keys.shape)} must be {tuple(keys.shape[:3])} in float16, "
+                f"not {tuple(scale.shape)} in {scale.dtype}"
+            )
     if any(name.startswith(RESERVED) for name in meta):
         raise ValueError(f"metadata names must not begin with {RESERVED!r}")
 
 
-def header(key: str, keys: Tensor, values: Tensor, meta: Mapping[str, str]) -> bytes:
-    """Return the file's first bytes, up to the tensors: the pair must be contiguous and on the CPU."""
-    code = next(code for code, name in _DTYPES.items() if name == _dtype_name(keys))
-    shapes, cut, end = _shapes(keys, values), keys.nbytes, keys.nbytes + values.nbytes
-    digest = _digest(key, code, shapes, meta, _bytes(keys), _bytes(values))
-    fields = {
-        "__metadata__": {**meta, _CHECKSUM: digest},
-        "keys": {"dtype": code, "shape": shapes[0], "data_offsets": [0, cut]},
-        "values": {"dtype": code, "shape": shapes[1], "data_offsets": [cut, end]},
-    }
+def header(key: str, tensors: Sequence[Tensor], meta: Mapping[str, str]) -> bytes:
+    """Return the file's first bytes, up to the tensors: they must be contiguous and on the CPU."""
+    entries = _entries([(_code(tensor), list(tensor.shape)) for tensor in tensors])
+    digest = _digest(key, entries, meta, [_bytes(tensor) for tensor in tensors])
+    fields = {"__metadata__": {**meta, _CHECKSUM: digest}, **entries}
     text = json.dumps(fields, sort_keys=True).encode()
     text += b" " * (-(8 + len(text)) % _ALIGN)
     return len(text).to_bytes(8, "little") + text
 
 
-def write(path: Path, head: bytes, keys: Tensor, values: Tensor) -> None:
-    """Write `head` and the pair it was made for. OSError passes through.
+def write(path: Path, head: bytes, tensors: Sequence[Tensor]) -> None:
+    """Write `head` and the tensors it was made for. OSError passes through.
 
     There is no fsync: a file torn by a power cut fails its checksum and is computed again.
     """
     with open(path, "wb") as file:
         file.write(head)
-        file.write(_bytes(keys))
-        file.write(_bytes(values))
+        file.writelines(_bytes(tensor) for tensor in tensors)
 
 
 def begins_with(path: Path, head: bytes, size: int) -> bool:
@@ -102,13 +113,16 @@ def read(path: Path, key: str) -> StoredKV:
     with open(path, "rb", buffering=0) as file:
         raw = _map(file)
     fields, data = _parse(raw)
-    meta, code, shapes = _fields(fields, data.numel())
-    cut = math.prod(shapes[0]) * _dtype(code).itemsize
-    digest = _digest(key, code, shapes, meta, _bytes(data[:cut]), _bytes(data[cut:]))
+    meta, entries = _fields(fields, data.numel())
+    parts = [data[low:high] for low, high in (e["data_offsets"] for e in entries.values())]
+    digest = _digest(key, entries, meta, [_bytes(part) for part in parts])
     if digest != fields["__metadata__"][_CHECKSUM]:
         raise DamagedFile("checksum differs")
-    keys, values = data[:cut].view(_dtype(code)), data[cut:].view(_dtype(code))
-    return StoredKV(keys.view(shapes[0]), values.view(shapes[1]), meta)
+    keys, values, *scales = (
+        part.view(_dtype(entry["dtype"])).view(entry["shape"])
+        for part, entry in zip(parts, entries.values(), strict=True)
+    )
+    return StoredKV(keys, values, meta, (scales[0], scales[1]) if scales else None)
 
 
 def _map(file: FileIO) -> Tensor:
@@ -142,48 +156,57 @@ def _parse(raw: Tensor) -> tuple[dict[str, Any], Tensor]:
     return fields, raw[8 + length :]
 
 
-def _fields(fields: dict[str, Any], n_bytes: int) -> tuple[dict[str, str], str, _Shapes]:
-    """Return the caller's metadata, the dtype code and the shapes, which may differ in width alone."""
+def _fields(
+    fields: dict[str, Any], n_bytes: int
+) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """Return the caller's metadata, and what the header says of each tensor: it must be what `header` says."""
     try:
-        found = [fields["keys"], fields["values"]]
-        code = str(found[0]["dtype"])
-        shapes = ([int(n) for n in found[0]["shape"]], [int(n) for n in found[1]["shape"]])
-        cut, more = (math.prod(shape) * _dtype(code).itemsize for shape in shapes)
-        expected = [
-            {"dtype": code, "shape": shape, "data_offsets": span}
-            for shape, span in zip(shapes, ([0, cut], [cut, cut + more]), strict=True)
-        ]
+        names = _ROUNDED if "key_scales" in fields else _PLAIN
+        kinds = [(str(fields[n]["dtype"]), [int(x) for x in fields[n]["shape"]]) for n in names]
+        expected = _entries(kinds)
         meta = {name: str(text) for name, text in fields["__metadata__"].items()}
         del meta[_CHECKSUM]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedFile("not a KV file of epicrag") from error
+    codes, shapes = [code for code, _ in kinds], [shape for _, shape in kinds]
     alike = shapes[0][:3] == shapes[1][:3] and len(shapes[0]) == len(shapes[1]) == 4
-    if found != expected or not alike or min(*shapes[0], *shapes[1]) < 1 or n_bytes != cut + more:
+    alike = alike and codes[0] == codes[1] and (codes[0] == "I8") == (names == _ROUNDED)
+    alike = alike and all(kind == (_SCALE, shapes[0][:3]) for kind in kinds[2:])
+    found = {name: fields[name] for name in names}
+    end = expected[names[-1]]["data_offsets"][1]
+    if found != expected or not alike or min(*shapes[0], *shapes[1]) < 1 or n_bytes != end:
         raise DamagedFile(f"tensors do not fit: {n_bytes} bytes for shapes {shapes}")
-    return meta, code, shapes
+    return meta, expected
+
+
+def _entries(kinds: Sequence[tuple[str, list[int]]]) -> dict[str, dict[str, Any]]:
+    """What a header says of tensors of these codes and shapes, which lie one behind the other."""
+    entries, low = {}, 0
+    for name, (code, shape) in zip(_ROUNDED, kinds, strict=False):
+        high = low + math.prod(shape) * _dtype(code).itemsize
+        entries[name] = {"dtype": code, "shape": shape, "data_offsets": [low, high]}
+        low = high
+    return entries
 
 
 def _digest(
     key: str,
-    code: str,
-    shapes: _Shapes,
+    entries: Mapping[str, Mapping[str, Any]],
     meta: Mapping[str, str],
-    keys: memoryview,
-    values: memoryview,
+    parts: Sequence[memoryview],
 ) -> str:
     import xxhash
 
     digest = xxhash.xxh3_128()
-    # Where both have one shape it stands once: so it did before values could be of another width.
-    shape = shapes[0] if shapes[0] == shapes[1] else shapes
-    digest.update(json.dumps([key, code, shape, sorted(meta.items())]).encode())
-    digest.update(keys)
-    digest.update(values)
+    # Where both have one shape it stands once, and what follows from it does not stand at all: so it was before
+    # there were values of another width, and before there were scales.
+    keys, values = entries["keys"], entries["values"]
+    same = keys["shape"] == values["shape"]
+    shape = keys["shape"] if same else (keys["shape"], values["shape"])
+    digest.update(json.dumps([key, keys["dtype"], shape, sorted(meta.items())]).encode())
+    for part in parts:
+        digest.update(part)
     return digest.hexdigest()
-
-
-def _shapes(keys: Tensor, values: Tensor) -> _Shapes:
-    return list(keys.shape), list(values.shape)
 
 
 def _bytes(tensor: Tensor) -> memoryview:
@@ -191,6 +214,10 @@ def _bytes(tensor: Tensor) -> memoryview:
     import torch
 
     return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _code(tensor: Tensor) -> str:
+    return next(code for code, name in _DTYPES.items() if name == _dtype_name(tensor))
 
 
 def _dtype_name(tensor: Tensor) -> str:

@@ -112,6 +112,20 @@ MIGRATIONS = (
         """,
     ),
     Migration(
+        "0004_uses",
+        """
+        -- How often each text was retrieved, and how often its KV was there then. By the chunk's id, which is
+        -- made of its content: a document that is read again keeps its counts.
+        CREATE TABLE uses (
+            chunk_id TEXT PRIMARY KEY,
+            count INTEGER NOT NULL,
+            with_kv INTEGER NOT NULL,
+            last TEXT NOT NULL
+        ) WITHOUT ROWID;
+        CREATE INDEX kv_by_key ON kv (key);
+        """,
+    ),
+    Migration(
         "0005_staging",
         """
         -- Vectors of another embedder, a row a chunk with all its windows, until every chunk has some.

@@ -21,10 +21,10 @@ class Origins:
     def of(self, roots: Sequence[str]) -> list[Origin]:
         """Return the origins of all documents that these roots led to, also those of other roots."""
         rows = self._database.rows(
-            "SELECT path, root, asked, origins.digest, etag, modified"
+            "SELECT path, root, asked, origins.digest, etag, modified, documents.digest"
             " FROM origins JOIN documents USING (path)"
         )
-        origins = [Origin(path.decode("utf-8", "surrogateescape"), *rest) for path, *rest in rows]
+        origins = [_origin(*row) for row in rows]
         wanted = set(roots)
         paths = {origin.path for origin in origins if origin.root in wanted}
         return [origin for origin in origins if origin.path in paths]
@@ -51,6 +51,15 @@ class Origins:
             ).fetchall()
             gone = [pair for pair in known if pair not in kept and pair[0] not in spared]
             connection.executemany("DELETE FROM origins WHERE path = ? AND root = ?", gone)
+
+
+def _origin(
+    path: bytes, root: str, asked: str, digest: str, etag: str, modified: str, held: str
+) -> Origin:
+    """What the server said of another version than the catalog holds is not to be used."""
+    if digest != held:
+        etag = modified = ""
+    return Origin(path.decode("utf-8", "surrogateescape"), root, asked, digest, etag, modified)
 
 
 def _encode(path: str) -> bytes:

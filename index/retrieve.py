@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from epicrag.errors import MismatchError
 from epicrag.index.duplicates import gathered
-from epicrag.index.fuse import Ranking, fuse
-from epicrag.index.nearest import cosines, nearest
+from epicrag.index.fuse import Ranking, fuse, shares
+from epicrag.index.relevance import JUDGED, USUAL, background_of, by_score, judged
 from epicrag.index.words import query_words
-from epicrag.types import Chunk, Hit, Stage
+from epicrag.types import Chunk, Found, Hit, Stage
 
 if TYPE_CHECKING:
     from epicrag.index.catalog import Catalog
@@ -56,6 +56,8 @@ class Request:
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
     filter: Filter | None = None
     reranker: Reranker | None = None
+    min_score: float | None = None
+    """The cosine that the best passage must have to count as relevant; None: judged by more than that."""
 
     @property
     def effective_weights(self) -> dict[str, float]:
@@ -65,20 +67,32 @@ class Request:
         return {name: float(name == self.mode) for name in WEIGHTS}
 
 
-def search(
-    catalog: Catalog,
-    vectors: VectorIndex,
-    embedder: Embedder,
-    request: Request,
-) -> list[Hit]:
-    """Return the k best passages, best first; of passages with one text, the best one.
+def find(catalog: Catalog, vectors: VectorIndex, embedder: Embedder, request: Request) -> Found:
+    """Return the k best passages, best first, each text once, and whether they speak of the question.
 
-    All hits come from one state of the catalog, whoever writes meanwhile.
+    All come from one state of the catalog, whoever writes meanwhile.
     """
+    vector = embedder.query(request.query)
+    is_fixed = request.min_score is not None
+    background = USUAL if is_fixed else background_of(catalog, vectors, embedder)
+    with catalog.snapshot():
+        vectors.refresh(save=False)
+        hits = _Search(catalog, vectors, vector, request).hits(max(request.k, JUDGED))
+        if request.min_score is not None:
+            relevance = by_score(hits[: request.k], request.min_score)
+        else:
+            relevance = judged(catalog, request.query, hits, background)
+    return Found(tuple(hits[: max(request.k, 0)]), relevance)
+
+
+def search(
+    catalog: Catalog, vectors: VectorIndex, embedder: Embedder, request: Request
+) -> list[Hit]:
+    """Return the hits of `find` alone, and do not judge them."""
     vector = embedder.query(request.query)
     with catalog.snapshot():
         vectors.refresh(save=False)
-        return _Search(catalog, vectors, vector, request).hits()
+        return _Search(catalog, vectors, vector, request).hits(max(request.k, 0))
 
 
 def check_embedder(catalog: Catalog, embedder: Embedder) -> None:
@@ -130,8 +144,7 @@ class _Search:
         self.chunks: dict[int, Chunk] = {}
         self.scores: dict[int, float] = {}
 
-    def hits(self) -> list[Hit]:
-        k = max(self.request.k, 0)
+    def hits(self, k: int) -> list[Hit]:
         wanted = max(k, self.request.reranker.depth) if self.request.reranker and k else k
         depth = max(_DEPTH, _PER_HIT * wanted)
         while k:
@@ -144,17 +157,19 @@ class _Search:
 
     def _rankings(self, depth: int) -> dict[str, Ranking]:
         finders: dict[str, Callable[[], Ranking]] = {
-            "dense": lambda: nearest(self.catalog, self.vectors, self.vector, depth, self.allowed),
+            "dense": lambda: self.vectors.search(self.vector, depth, self.allowed),
             "words": lambda: self.catalog.by_words(self.terms, depth, self.allowed),
         }
         return {name: find() for name, find in finders.items() if self.weights[name]}
 
     def _candidates(self, rankings: Mapping[str, Ranking]) -> Iterator[Hit]:
         """Yield the fused ranking as hits; each names the other documents with its very content."""
-        fused = fuse(rankings, self.weights)
+        fused = fuse(rankings, shares(rankings, self.weights))
         self.scores.update(rankings.get("dense", ()))
         lacking = [row for row, _ in fused if row not in self.scores]
-        self.scores.update({**dict.fromkeys(lacking, 0.0), **self._cosines(lacking)})
+        if lacking:
+            cosines = self.vectors.score_of(self.vector, lacking).tolist()
+            self.scores.update(zip(lacking, cosines, strict=True))
         for row, stages in fused:
             chunk = self._chunk(row)
             if self.request.filter is None or self.request.filter.allows(self.catalog, row):
@@ -165,9 +180,6 @@ class _Search:
         rows = self.catalog.rows_with(chunk.id)
         paths = {path for other, path in rows if self.allowed is None or other in self.allowed}
         return tuple(sorted(paths - {chunk.document}))
-
-    def _cosines(self, rows: Sequence[int]) -> dict[int, float]:
-        return cosines(self.catalog, self.vector, rows) if rows else {}
 
     def _chunk(self, row: int) -> Chunk:
         if row not in self.chunks:

@@ -406,7 +406,7 @@ def _exact(segment: Segment, query: NDArray[np.float32], places: NDArray[np.int6
 
 def _places_of(segment: Segment, chunk_rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return where the windows of chunks stand in a segment; `chunk_rows` is ascending."""
-    if segment.lists is not None:
+    if not _ascends(segment.chunk_rows):  # in lists
         return np.flatnonzero(np.isin(segment.chunk_rows, chunk_rows))
     first = np.searchsorted(segment.chunk_rows, chunk_rows, "left")
     counts = np.searchsorted(segment.chunk_rows, chunk_rows, "right") - first
@@ -417,7 +417,7 @@ def _places_of(segment: Segment, chunk_rows: NDArray[np.int64]) -> NDArray[np.in
 
 def _once(rows: NDArray[np.int64], scores: NDArray[np.float32]) -> _Scores:
     """Return each row that has a score once, ascending, with its best score."""
-    if len(rows) and not (rows[1:] >= rows[:-1]).all():
+    if not _ascends(rows):
         order = np.argsort(rows, kind="stable")
         rows, scores = rows[order], scores[order]
     starts = np.flatnonzero(np.diff(rows, prepend=-1))
@@ -425,6 +425,10 @@ def _once(rows: NDArray[np.int64], scores: NDArray[np.float32]) -> _Scores:
         rows, scores = rows[starts], np.maximum.reduceat(scores, starts)
     real = scores > -np.inf
     return (rows, scores) if real.all() else (rows[real], scores[real])
+
+
+def _ascends(rows: NDArray[np.int64]) -> bool:
+    return bool((rows[1:] >= rows[:-1]).all())
 
 
 def _top(rows: NDArray[np.int64], scores: NDArray[np.float32], k: int) -> _Scores:

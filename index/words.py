@@ -151,6 +151,8 @@ _PARTS = (
 )
 _CAMEL = r"\p{Lu}+(?=\p{Lu}\p{Ll})|\p{Lu}?[\p{Ll}\p{Lo}\p{M}]+|\p{Lu}+|\p{N}+"
 
+_THOUSANDS = r"(?<=\d),(?=\d{3}(?!\d))"  # 1,000 is 1000
+
 # Marks that are left out in writing as often as not: accents, Hebrew points, Arabic vowels; and what is
 # never seen: soft hyphens, joiners, the Arabic stretcher.
 _MARKS = r"[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670\u00ad\u200c\u200d\u2060\ufeff\u0640]"
@@ -178,7 +180,7 @@ def joined(text: str | None) -> str:
 
 
 def _words(text: str, *, is_query: bool) -> Iterator[str]:
-    text = unicodedata.normalize("NFKC", text)
+    text = _pattern(_THOUSANDS).sub("", unicodedata.normalize("NFKC", text))
     for found in _pattern(_NAME).finditer(text):
         name = found.group()
         if name.isascii() and name.isalpha() and (name.islower() or name.istitle()):
@@ -188,7 +190,7 @@ def _words(text: str, *, is_query: bool) -> Iterator[str]:
 
 
 def _plain(word: str) -> Iterator[str]:
-    if word not in STOP_WORDS:
+    if word and word not in STOP_WORDS:
         yield _stem(word[:LONGEST])
 
 
@@ -238,7 +240,7 @@ def _characters(run: str, is_query: bool) -> Iterator[str]:
 
 
 def _whole(name: str, pieces: list[str]) -> str:
-    """Join the pieces: 1.2.3 and 2020-01-02 keep their joints, or 1.2 would be 12; 1,000 does not."""
+    """Join the pieces: 1.2.3 and 2020-01-02 keep their joints, or 1.2 would be 12."""
     whole = pieces[0].lstrip("vV") if pieces[0][1:].isdigit() else pieces[0]
     at = name.find(pieces[0]) + len(pieces[0])
     for before, piece in itertools.pairwise(pieces):

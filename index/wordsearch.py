@@ -33,6 +33,8 @@ def best(
     ordered = sorted((term for term in counts if counts[term]), key=lambda term: counts[term])
     ordered = ordered[:MOST_TERMS]
     picking = _picking(ordered, counts)
+    if not ordered:
+        return []
     if not picking:
         return _of_common(rows, ordered, counts, n, allowed)
     left_out = len(ordered) - len(picking)

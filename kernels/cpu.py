@@ -3,7 +3,7 @@
 Each span is read where it lies in the pool (a strided view, nothing is gathered), the queries are
 counter-rotated once per distinct offset, and the partial results are merged as they come. What each query
 may see is worked out once per forward pass (`prepare`) and used by all layers of a kind. Only keys with a
-change are copied, one layer at a time, into the same scratch.
+change, and rows in 8 bits, are written out, one layer at a time, into the same scratch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from epicrag.kernels.reference import angles, visible
+from epicrag.kernels.rounding import Rounded
 from epicrag.kernels.tables import LayerKind, Rotary, Span
 
 _MASK_BLOCK = 256
@@ -40,11 +41,20 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """Where the changed keys of a span go in the scratch, and the rotations to their local positions."""
+    """The rotations to the local positions of a span's rows."""
 
-    offset: int
     cos: Tensor  # (length, dim / 2)
     sin: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """Room for the rows of one layer that are not read where they lie: the same for every layer."""
+
+    keys: Tensor  # (G, n, Dk)
+    values: Tensor  # (G, n, Dv), of rows in 8 bits; those that only change have none
+    at: dict[int, tuple[int, int]]
+    """For each such span its place among the keys, and among the values, or -1."""
 
 
 @dataclass(slots=True)
@@ -57,14 +67,27 @@ class Prepared:
     sin: Tensor
     kind: LayerKind
     changed: dict[int, _Changed]
-    n_changed: int
-    _scratch: Tensor | None = None
+    _scratch: _Scratch | None = None
     _masks: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
-    def scratch(self, keys: Tensor) -> Tensor:
-        """Room for the changed keys of one layer, (G, n_changed, D): the same for every layer."""
-        if self._scratch is None or self._scratch.dtype != keys.dtype:
-            self._scratch = keys.new_empty((keys.shape[0], self.n_changed, keys.shape[2]))
+    def scratch(self, keys: Tensor, values: Tensor) -> _Scratch:
+        """The scratch for a layer like this one: (G, R, Dk) and (G, R, Dv), rows behind these are in 8 bits."""
+        if self._scratch is None or self._scratch.keys.dtype != keys.dtype:
+            at: dict[int, tuple[int, int]] = {}
+            n_keys = n_values = 0
+            for index in sorted({call.span for call in self.calls}):
+                span = self.spans[index]
+                is_rounded = span.start >= keys.shape[1]
+                if is_rounded or index in self.changed:
+                    at[index] = n_keys, n_values if is_rounded else -1
+                    n_keys += span.length
+                    n_values += span.length if is_rounded else 0
+            groups = keys.shape[0]
+            self._scratch = _Scratch(
+                keys.new_empty((groups, n_keys, keys.shape[2])),
+                values.new_empty((groups, n_values, values.shape[2])),
+                at,
+            )
         return self._scratch
 
     def folded_mask(self, index: int, repeat: int, dtype: torch.dtype) -> Tensor | None:
@@ -89,18 +112,16 @@ def prepare(
     place = positions.tolist()
     calls: list[_Call] = []
     changed: dict[int, _Changed] = {}
-    n_changed = 0
     for index, span in enumerate(spans):
         made = _calls_of(index, span, turn_of.get(span.delta, -1), place, positions, kind.window)
         calls.extend(made)
         if made and span.change >= 0:
             local = torch.arange(span.local, span.local + span.length)
-            changed[index] = _Changed(n_changed, *angles(local, rotary, dtype))
-            n_changed += span.length
+            changed[index] = _Changed(*angles(local, rotary, dtype))
     # First the calls that cover every query, so that the merge starts from a whole result.
     calls.sort(key=lambda call: (call.low, -call.high, call.span))
     cos, sin = angles(-torch.tensor(deltas, dtype=torch.float64), rotary, dtype)
-    return Prepared(tuple(spans), tuple(calls), cos, sin, kind, changed, n_changed)
+    return Prepared(tuple(spans), tuple(calls), cos, sin, kind, changed)
 
 
 def _calls_of(
@@ -201,7 +222,12 @@ def add_turned(
 
 
 def segment_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prepared: Prepared,
+    scale: float,
+    rounded: Rounded | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend from one request's tokens to its spans. queries: (S, H, Dk); keys, values: (G, R, Dk), (G, R, Dv).
 
@@ -215,15 +241,13 @@ def segment_attention(
         queries.view(n_queries, groups, repeat, dim).transpose(0, 1).contiguous()
     )  # (G, S, r, D)
     turned = _turn_all(folded, prepared) if prepared.cos.shape[0] else folded[None]
-    scratch = _fill_scratch(keys, prepared) if prepared.changed else keys
+    source = _Source(keys, values, rounded, prepared)
     out: Tensor | None = None
     total: Tensor | None = None
     for index, call in enumerate(prepared.calls):
         query = folded if call.turn < 0 else turned[call.turn]
         span, changed = prepared.spans[call.span], prepared.changed.get(call.span)
-        source, start = (scratch, changed.offset) if changed else (keys, span.start)
-        key = source[:, start + call.skip : start + call.skip + call.length]
-        value = values[:, span.start + call.skip : span.start + call.skip + call.length]
+        key, value = source.rows(call)
         mask = prepared.folded_mask(index, repeat, queries.dtype)
         part, lse = _attend(call, queries, query, key, value, mask, scale, prepared.kind.softcap)
         part = part.to(lse.dtype)  # (G, s, r, Dv), (G, s, r)
@@ -256,17 +280,58 @@ def _sees_nothing(low: int) -> ValueError:
     return ValueError(f"queries 0 to {low - 1} see no key: a token sees at least itself")
 
 
-def _fill_scratch(keys: Tensor, prepared: Prepared) -> Tensor:
-    """Write the changed keys of this layer, for the spans that have a change."""
-    scratch = prepared.scratch(keys)
-    rotary = prepared.kind.rotary
-    for index, changed in prepared.changed.items():
-        span = prepared.spans[index]
-        source = keys[:, span.start : span.start + span.length]
-        target = scratch[:, changed.offset : changed.offset + span.length]
-        change = keys[:, span.change : span.change + 1]
-        add_turned(source, change, changed.cos, changed.sin, rotary, target)
-    return scratch
+class _Source:
+    """Where the calls of one layer find their keys and values: in the pool, else written out when first wanted."""
+
+    def __init__(
+        self, keys: Tensor, values: Tensor, rounded: Rounded | None, prepared: Prepared
+    ) -> None:
+        self._keys, self._values, self._prepared = keys, values, prepared
+        self._rounded = rounded
+        self._scratch = prepared.scratch(keys, values)
+        self._done: set[int] = set()
+
+    def rows(self, call: _Call) -> tuple[Tensor, Tensor]:
+        """Keys (G, length, Dk) and values (G, length, Dv) of a call."""
+        span = self._prepared.spans[call.span]
+        here = slice(span.start + call.skip, span.start + call.skip + call.length)
+        if call.span not in self._scratch.at:
+            return self._keys[:, here], self._values[:, here]
+        at_keys, at_values = self._scratch.at[call.span]
+        if call.span not in self._done:
+            self._write(call.span, at_keys, at_values)
+            self._done.add(call.span)
+        key = self._scratch.keys[:, at_keys + call.skip : at_keys + call.skip + call.length]
+        if at_values < 0:
+            return key, self._values[:, here]
+        at = at_values + call.skip
+        return key, self._scratch.values[:, at : at + call.length]
+
+    def _write(self, index: int, at_keys: int, at_values: int) -> None:
+        """Write out the keys of a span, and its values where they are in 8 bits."""
+        span, changed = self._prepared.spans[index], self._prepared.changed.get(index)
+        keys = self._scratch.keys[:, at_keys : at_keys + span.length]
+        before = self._keys[:, span.start : span.start + span.length]
+        if at_values >= 0:
+            assert self._rounded is not None
+            rounded, first = self._rounded, span.start - self._keys.shape[1]
+            rows = slice(first, first + span.length)
+            values = self._scratch.values[:, at_values : at_values + span.length]
+            _widen(rounded.keys[:, rows], rounded.key_scales[:, rows], keys)
+            _widen(rounded.values[:, rows], rounded.value_scales[:, rows], values)
+            before = keys
+        if changed is not None:
+            change = self._keys[:, span.change : span.change + 1]
+            rotary = self._prepared.kind.rotary
+            add_turned(before, change, changed.cos, changed.sin, rotary, keys)
+
+
+def _widen(whole: Tensor, scales: Tensor, out: Tensor) -> None:
+    """Write what whole numbers (G, n, D) and their scales (G, n) stand for to `out`."""
+    if out.dtype == torch.float32:
+        out.copy_(whole).mul_(scales[..., None])
+    else:
+        out.copy_(whole.float().mul_(scales[..., None]))
 
 
 def _start(part: Tensor, lse: Tensor, n_queries: int) -> tuple[Tensor, Tensor]:

@@ -65,6 +65,8 @@ from epicrag.kernels.native_table import (
 _BLOCK = 64
 """Rows of values that all heads of a group read while they are in the first cache."""
 
+_EIGHT = TAGS["int8"]
+
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
@@ -361,10 +363,19 @@ def _mixed(tag, weights, value, pitch, n, value_dim, out, size):
             d += 8
 
 
+@compiled
+def _scaled(numbers, scales, n):
+    """Multiply n floats at an address, each by its own."""
+    to, by = numba.carray(floats(numbers), (n,)), numba.carray(floats(scales), (n,))
+    for j in range(n):
+        to[j] *= by[j]
+
+
 def _attention(tag, size):
     """The meetings of queries and pieces, over a pool of one kind of numbers, as a kernel.
 
-    size: bytes of a number.
+    size: bytes of a number. Rows behind those of the pool are in 8 bits, each with a scale: the scores are
+    multiplied by those of the keys, and the weights by those of the values.
     """
 
     def attention(address, thread, threads):
@@ -375,6 +386,9 @@ def _attention(tag, size):
         keys, k_group, k_pitch = a[4], a[5], a[6]
         values, v_group, v_pitch = a[7], a[8], a[9]
         groups, repeat, dim, value_dim = a[10], a[11], a[12], a[13]
+        n_pool = a[18]
+        keys_8, k_group_8, k_pitch_8, k_scales, ks_group = a[19], a[20], a[21], a[22], a[23]
+        values_8, v_group_8, v_pitch_8, v_scales, vs_group = a[24], a[25], a[26], a[27], a[28]
         scale, softcap = float_of(a[14]), float_of(a[15])
         heads = groups * repeat
         stride = value_dim + 2
@@ -418,19 +432,36 @@ def _attention(tag, size):
                     if n <= 0:
                         continue
                     row = spans[s, START] + offset + low
-                    key = keys + group * k_group + row * k_pitch
-                    value = values + group * v_group + row * v_pitch
+                    rounded = row >= n_pool
+                    if rounded:
+                        row -= n_pool
+                        key = keys_8 + group * k_group_8 + row * k_pitch_8
+                        value, pitch_v = values_8 + group * v_group_8 + row * v_pitch_8, v_pitch_8
+                    else:
+                        key = keys + group * k_group + row * k_pitch
+                        value, pitch_v = values + group * v_group + row * v_pitch, v_pitch
                     for r in range(repeat):
                         _turned(queries, t * q_pitch + (group * repeat + r) * q_head, dim, scale, spans[s, TURN], cos, sin,
                                 rotary, start, interleaved, scratch, q_at + r * dim)  # fmt: skip
                     for j in range(0, n, 8):
+                        few = n - j < 8
                         for r in range(repeat):
                             q = base + (q_at + r * dim) * 4
                             o = base + (s_at + r * PIECE + j) * 4
-                            if n - j >= 8:
-                                _score_8(tag, q, key + j * k_pitch, k_pitch, 8, dim, o)
-                            else:
+                            if rounded:
+                                k8 = key + j * k_pitch_8
+                                if few:
+                                    _score_few(_EIGHT, q, k8, k_pitch_8, n - j, dim, o)
+                                else:
+                                    _score_8(_EIGHT, q, k8, k_pitch_8, 8, dim, o)
+                            elif few:
                                 _score_few(tag, q, key + j * k_pitch, k_pitch, n - j, dim, o)
+                            else:
+                                _score_8(tag, q, key + j * k_pitch, k_pitch, 8, dim, o)
+                    if rounded:
+                        by = k_scales + (group * ks_group + row) * 4
+                        for r in range(repeat):
+                            _scaled(base + (s_at + r * PIECE) * 4, by, n)
                     first = (slots[t, 0] + items[item, 3]) * heads + group * repeat
                     for r in range(repeat):
                         constant = np.float32(0.0)
@@ -468,6 +499,8 @@ def _attention(tag, size):
                         _soften(scores, n, partial_at + (result + value_dim) * 4)
                         for d in range(value_dim):
                             partial[result + d] = 0.0
+                        if rounded:
+                            _scaled(scores, v_scales + (group * vs_group + row) * 4, n)
                     j = 0
                     while (
                         j < n
@@ -484,9 +517,11 @@ def _attention(tag, size):
                         for r in range(repeat):
                             p = base + (s_at + r * PIECE + j) * 4
                             o = partial_at + (first + r) * stride * 4
-                            _mixed(
-                                tag, p, value + j * v_pitch, v_pitch, stop - j, value_dim, o, size
-                            )
+                            v = value + j * pitch_v
+                            if rounded:
+                                _mixed(_EIGHT, p, v, pitch_v, stop - j, value_dim, o, 1)
+                            else:
+                                _mixed(tag, p, v, pitch_v, stop - j, value_dim, o, size)
                         j = stop
                     if change >= 0:
                         change_value = values + group * v_group + change * v_pitch
@@ -545,7 +580,9 @@ def attention(kind: str) -> int:
 
     Numbers: the header; the queries, and their pitches by query and head; keys, and their pitches by group and row;
     values, likewise; groups, heads a group, Dk, Dv; the bits of scale and softcap; out; the partial results, by
-    slot and head, each of value_dim sums, the largest score and the mass. Addresses and pitches in bytes, but for the queries' pitches, in numbers.
+    slot and head, each of value_dim sums, the largest score and the mass; the rows of the pool; where there are rows in
+    8 bits, the keys and their pitches by group and row, their scales and the pitch by group, in numbers, and the
+    same for the values. Addresses and pitches in bytes, but for the queries' pitches, in numbers.
     """
     return kernel(_attention(TAGS[kind], _BYTES[kind]))
 

@@ -83,7 +83,7 @@ def _forget() -> None:
 # Every kernel has one signature: the address of its numbers, which thread it is, and of how many. It is called by
 # its address, so that it is compiled once, and not again inside each function that calls it.
 KERNEL = types.void(types.int64, types.int64, types.int64)
-N_NUMBERS = 24
+N_NUMBERS = 32
 
 
 def kernel(function: Callable[[int, int, int], None]) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from epicrag.kernels.rounding import Rounded
 from epicrag.kernels.tables import LayerKind, Rotary, Rows, Span
 
 # The columns of a span; EXPLICIT and HOLES are addresses or 0, BIAS the bits of a float.
@@ -203,11 +204,13 @@ def attend(
     table: Table,
     scale: float,
     out: Tensor | None = None,
+    *,
+    rounded: Rounded | None = None,
 ) -> Tensor:
     """Attend from the tokens of a flat batch to their spans of one layer of the pool.
 
     queries: (T, H, Dk) float32, rotated at their positions; keys: (G, R, Dk), values: (G, R, Dv) in float32, float16
-    or bfloat16, Dk and Dv multiples of 8. Returns (T, H, Dv) float32, written to `out` where given. A query's result
+    or bfloat16, Dk and Dv multiples of 8; `rounded`: the layer's rows in 8 bits. Returns (T, H, Dv) float32, written to `out` where given. A query's result
     is the same in any batch, to the bit. Safe to call from several threads. ValueError on what does not fit.
     """
     n, heads, dim = queries.shape
@@ -226,7 +229,7 @@ def attend(
         or n != table.n_queries
         or heads % groups
         or keys.shape != (groups, n_pool, dim)
-        or n_pool < table.n_rows
+        or n_pool + (0 if rounded is None else rounded.keys.shape[1]) < table.n_rows
         or (dim | value_dim) % 8
         or not q_step == k_step == v_step == 1
         or out.shape != (n, heads, value_dim)
@@ -257,10 +260,35 @@ def attend(
         table.softcap,
         out.data_ptr(),
         partial.data_ptr(),
+        n_pool,
+        *(_rounded_numbers(rounded, groups, dim, value_dim) if rounded is not None else ()),
     )
     work, joins = table.n_met * heads * (dim + value_dim), table.n_slots * heads * value_dim
     run(attention(kind), given, work, merge(), joins)
     return out
+
+
+def _rounded_numbers(rounded: Rounded, groups: int, dim: int, value_dim: int) -> tuple[int, ...]:
+    """Where the rows in 8 bits and their scales lie. ValueError on what does not fit."""
+    numbers: list[int] = []
+    n = rounded.keys.shape[1]
+    for rows, scales, width in (
+        (rounded.keys, rounded.key_scales, dim),
+        (rounded.values, rounded.value_scales, value_dim),
+    ):
+        if (
+            rows.shape != (groups, n, width)
+            or scales.shape != (groups, n)
+            or rows.dtype != torch.int8
+            or scales.dtype != torch.float32
+            or not rows.stride(2) == scales.stride(1) == 1
+        ):
+            raise ValueError(
+                f"rows {tuple(rows.shape)} {rows.dtype} and scales {tuple(scales.shape)} {scales.dtype} do not fit"
+            )
+        numbers += (rows.data_ptr(), rows.stride(0), rows.stride(1))
+        numbers += (scales.data_ptr(), scales.stride(0))
+    return tuple(numbers)
 
 
 _POOLS = {

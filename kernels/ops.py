@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from epicrag.kernels import cpu, native, reference
+from epicrag.kernels.rounding import Rounded, round_rows, span_keys, span_values, widen_rows
 from epicrag.kernels.tables import LayerKind, Layers, Rotary, Rows, Span
 
 __all__ = [
@@ -17,14 +18,19 @@ __all__ = [
     "Layers",
     "Prepared",
     "Rotary",
+    "Rounded",
     "Rows",
     "Span",
     "angles",
     "choice",
     "prepare",
     "rotate",
+    "round_rows",
     "segment_attention",
+    "span_keys",
+    "span_values",
     "turn",
+    "widen_rows",
 ]
 
 angles = reference.angles
@@ -103,12 +109,17 @@ def _is_narrow(rows: Rows) -> bool:
 
 
 def segment_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prepared: Prepared,
+    scale: float,
+    rounded: Rounded | None = None,
 ) -> Tensor:
     """Attend from the tokens of a flat batch to their spans of one layer of the pool.
 
     queries: (T, H, Dk), rotated at their positions; keys: (G, R, Dk) as compiled, each at its local position;
-    values: (G, R, Dv). Each request's queries see what its spans and the layer's kind let them see.
+    values: (G, R, Dv); `rounded`: the layer's rows in 8 bits, where it has any. Each request's queries see what its spans and the layer's kind let them see.
     Returns (T, H, Dv). Raises ValueError on shapes that do not fit.
     """
     if queries.shape[1] % keys.shape[0] or queries.shape[2] != keys.shape[2]:
@@ -116,16 +127,16 @@ def segment_attention(
     n_narrow = prepared.n_narrow if _fits_native(keys, values) else 0
     rows = prepared.rows
     if n_narrow == len(rows):
-        return _narrow(queries, keys, values, prepared, scale)
+        return _narrow(queries, keys, values, prepared, scale, rounded)
     if len(rows) == 1:
-        return _wide(0, queries, keys, values, prepared, scale)
+        return _wide(0, queries, keys, values, prepared, scale, rounded)
     out = queries.new_empty((*queries.shape[:2], values.shape[2]))
     if n_narrow:
         high = rows[n_narrow - 1].high
-        out[:high] = _narrow(queries[:high], keys, values, prepared, scale)
+        out[:high] = _narrow(queries[:high], keys, values, prepared, scale, rounded)
     for index in range(n_narrow, len(rows)):
         own = slice(rows[index].low, rows[index].high)
-        out[own] = _wide(index, queries[own], keys, values, prepared, scale)
+        out[own] = _wide(index, queries[own], keys, values, prepared, scale, rounded)
     return out
 
 
@@ -135,19 +146,30 @@ def _fits_native(keys: Tensor, values: Tensor) -> bool:
 
 
 def _narrow(
-    queries: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prepared: Prepared,
+    scale: float,
+    rounded: Rounded | None,
 ) -> Tensor:
     """Requests of few queries, all together."""
-    out = native.attend(queries.float(), keys, values, prepared.table(), scale)
+    out = native.attend(queries.float(), keys, values, prepared.table(), scale, rounded=rounded)
     return out.to(queries.dtype)
 
 
 def _wide(
-    index: int, queries: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float
+    index: int,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prepared: Prepared,
+    scale: float,
+    rounded: Rounded | None,
 ) -> Tensor:
     """One request."""
     if prepared.back_end == "cpu":
-        return cpu.segment_attention(queries, keys, values, prepared.wide(index), scale)[0]
+        return cpu.segment_attention(queries, keys, values, prepared.wide(index), scale, rounded)[0]
     rows, kind = prepared.rows[index], prepared.kind
-    given = queries, rows.positions, keys, values, rows.spans, kind, scale
+    given = queries, rows.positions, keys, values, rows.spans, kind, scale, rounded
     return reference.segment_attention(*given)[0]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from epicrag.kernels.rounding import Rounded, span_keys, span_values
 from epicrag.kernels.tables import LayerKind, Rotary, Span
 
 
@@ -63,19 +64,20 @@ def segment_attention(
     spans: Sequence[Span],
     kind: LayerKind,
     scale: float,
+    rounded: Rounded | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend from the tokens of one request to its spans of the pool, by rotating every key to its place.
 
     queries: (S, H, Dk), rotated at `positions` (S,); keys, values: one layer of the pool, (G, R, Dk) and
-    (G, R, Dv). A query sees exactly what `kind` lets it see. Returns the output (S, H, Dv) and the log-sum-exp
+    (G, R, Dv), and its rows in 8 bits. A query sees exactly what `kind` lets it see. Returns the output (S, H, Dv) and the log-sum-exp
     of the scores (S, H).
     """
     repeat = queries.shape[1] // keys.shape[0]
     device, rotary = queries.device, kind.rotary
     all_keys, all_values, all_positions, all_bias = [], [], [], []
     for span in spans:
-        key = keys[:, span.start : span.start + span.length]  # (G, n, Dk)
-        value = values[:, span.start : span.start + span.length]
+        key = span_keys(keys, rounded, span.start, span.length)  # (G, n, Dk)
+        value = span_values(values, rounded, span.start, span.length)
         bias = torch.full((span.length,), span.bias, device=device)
         if span.change >= 0:
             local = torch.arange(span.local, span.local + span.length, device=device)

@@ -147,14 +147,13 @@ class FlatBatch:
         for index, request in enumerate(self.requests):
             if request.correction is not None:
                 depth = request.correction.depth[layer]
-                self._correct(
-                    index, request.correction, kind, depth, pool_keys, pool_values, keys, values
-                )
+                self._correct(layer, index, request.correction, kind, depth, keys, values)
         if kind not in self._prepared:
             tables = [ops.Rows(r.low, r.high, r.positions, r.spans) for r in self.requests]
             self._prepared[kind] = ops.prepare(tables, self.layers.kinds[kind], self.dtype)
         queries = queries.transpose(0, 1)  # (T, H, D)
-        return ops.segment_attention(queries, pool_keys, pool_values, self._prepared[kind], scale)
+        given = queries, pool_keys, pool_values, self._prepared[kind], scale
+        return ops.segment_attention(*given, self.pool.rounded(layer))
 
     def _rows(self) -> Tensor | slice:
         """Pool rows of all tokens of the batch: a slice where they are neighbours."""
@@ -167,12 +166,11 @@ class FlatBatch:
 
     def _correct(
         self,
+        layer: int,
         index: int,
         correction: Correction,
         kind: int,
         depth: float,
-        pool_keys: Tensor,
-        pool_values: Tensor,
         keys: Tensor,
         values: Tensor,
     ) -> None:
@@ -186,10 +184,12 @@ class FlatBatch:
             )
         cos, sin, cached_cos, cached_sin = self._turns[index, kind]
         fresh = ops.turn(keys[:, c.probes].to(self.dtype), cos, sin, rotary)  # (G, n, D)
-        old = ops.turn(pool_keys[:, c.cached].to(self.dtype), cached_cos, cached_sin, rotary)
+        cached_keys, cached_values = self.pool.layer_rows(layer, c.cached)
+        old = ops.turn(cached_keys.to(self.dtype), cached_cos, cached_sin, rotary)
         weights = c.weights.to(self.dtype) * depth
+        pool_keys, pool_values = self.pool.keys[layer], self.pool.values[layer]
         pool_keys[:, c.rows] = _mean(weights[0], fresh - old, c.shrink).to(pool_keys.dtype)
-        moved = (values[:, c.probes] - pool_values[:, c.cached]).to(self.dtype)
+        moved = (values[:, c.probes] - cached_values).to(self.dtype)
         pool_values[:, c.rows] = _mean(weights[1], moved, c.shrink).to(pool_values.dtype)
 
 

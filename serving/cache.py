@@ -14,6 +14,7 @@ from torch import Tensor
 
 from epicrag.errors import DeviceError, EpicragError
 from epicrag.serving.compile import Recipe, compile_batch
+from epicrag.serving.entry import Entry, rounded
 from epicrag.serving.host import HostTier
 
 if TYPE_CHECKING:
@@ -45,8 +46,10 @@ class Compiled:
 class ChunkCache:
     """Makes compiled chunks resident in the pool, and stored on disk.
 
-    What the pool evicts goes to host memory, as far as `host_budget` bytes allow. Every chunk goes through the store's dtype, also when it was compiled this instant, so that an answer
-    does not depend on whether its chunks were warm.
+    What the pool evicts goes to host memory, as far as `host_budget` bytes allow. Every chunk goes through the
+    store's dtype, also when it was compiled this instant, so that an answer does not depend on whether its chunks
+    were warm. In 8 bits it is the same bytes and scales in every tier; what opens a prompt, and what cannot be
+    rounded, stays in `wide_dtype`.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class ChunkCache:
         system: tuple[int, ...],
         store: KVStore | None,
         store_dtype: torch.dtype,
+        wide_dtype: torch.dtype | None = None,
+        wide_profile: str | None = None,
         meta: Mapping[str, str],
         host_budget: int = 0,
     ) -> None:
@@ -68,6 +73,8 @@ class ChunkCache:
         self._system = system
         self._store = store
         self._store_dtype = store_dtype
+        self._wide_dtype = wide_dtype or store_dtype
+        self._wide_profile = wide_profile
         self._meta = dict(meta)
         self.profile = profile
         self.host = HostTier(host_budget, page_locked=pool.keys.is_cuda)
@@ -80,14 +87,23 @@ class ChunkCache:
     @property
     def own_keys(self) -> set[str]:
         """Keys of entries that belong to the engine itself, not to any document."""
-        return {self.key(Recipe(self._system))}
+        return {self.key(self._opening)}
+
+    @property
+    def _opening(self) -> Recipe:
+        return Recipe(self._system, opens=True)
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of keys and values of one token, as stored."""
+        """Bytes of keys and values of one token of a chunk, as stored."""
         widths = self._pool.keys.shape[-1] + self._pool.values.shape[-1]
         layers, groups = self._pool.keys.shape[:2]
-        return layers * groups * widths * self._store_dtype.itemsize
+        scales = 2 * torch.float16.itemsize if self._rounds else 0
+        return layers * groups * (widths * self._store_dtype.itemsize + scales)
+
+    @property
+    def _rounds(self) -> bool:
+        return self._store_dtype == torch.int8
 
     def holds(self, recipe: Recipe) -> bool:
         """Whether some tier has a chunk, so that it need not be computed; nothing is read or checked."""
@@ -102,11 +118,11 @@ class ChunkCache:
         if self._pool.has(key):
             self.hits["pool"] += 1
         else:
-            source, pair = self._find(key, recipe)
-            if pair is None:
-                pair = self._compile([recipe], must_store=False)[0]
+            source, entry = self._find(key, recipe)
+            if entry is None:
+                entry = self._compile([recipe], must_store=False)[0]
                 computed = len(recipe.ids)
-            self._pool.fill(key, *pair, leave=self._on_leave(key, pair[0].dtype))
+            self._pool.fill(key, entry, leave=self._on_leave(key, entry.keys.dtype))
             self.hits[source] += 1
         return self._pool.acquire(key), computed
 
@@ -160,22 +176,16 @@ class ChunkCache:
         kept = dtype if dtype.itemsize <= own.itemsize else own
 
         def leave(resident: Resident) -> None:
-            keys, values = (
-                torch.cat(
-                    [block[:, :, run.start : run.start + run.length] for run in resident.runs], 2
-                )
-                for block in (self._pool.keys, self._pool.values)
-            )
-            self.host.put(key, keys, values, kept)
+            self.host.put(key, self._pool.entry(resident.runs), kept)
 
         return leave
 
-    def _find(self, key: str, recipe: Recipe) -> tuple[str, tuple[Tensor, Tensor] | None]:
+    def _find(self, key: str, recipe: Recipe) -> tuple[str, Entry | None]:
         """Look for an entry in the tiers below the pool: where it was, and the entry, or None."""
-        if (pair := self.host.get(key)) is not None:
-            return "host", pair
-        pair = self._load(key, recipe)
-        return ("disk", pair) if pair is not None else ("compiled", None)
+        if (entry := self.host.get(key)) is not None:
+            return "host", entry
+        entry = self._load(key, recipe) or self._from_wide(recipe)
+        return ("disk", entry) if entry is not None else ("compiled", None)
 
     def release(self, recipe: Recipe) -> None:
         """Undo one `acquire`."""
@@ -192,6 +202,9 @@ class ChunkCache:
                 yield Compiled(index, key, 0)
                 continue
             known.add(key)
+            if self._from_wide(recipe) is not None:
+                yield Compiled(index, key, 0)
+                continue
             cost = self._cost(recipe)
             if batch and size + cost > BATCH_TOKENS:
                 yield from self._flush(batch)
@@ -214,7 +227,7 @@ class ChunkCache:
     def _opens(self, recipe: Recipe) -> bool:
         return recipe.behind[: len(self._system)] == self._system
 
-    def _load(self, key: str, recipe: Recipe) -> tuple[Tensor, Tensor] | None:
+    def _load(self, key: str, recipe: Recipe) -> Entry | None:
         """Read an entry from the store; None when it is absent, damaged, or not of this length."""
         if self._store is None:
             return None
@@ -228,22 +241,36 @@ class ChunkCache:
         layers, groups, _, dim = self._pool.keys.shape
         shape = (layers, groups, len(recipe.ids))
         widths = (dim, self._pool.values.shape[-1])
-        if (found.keys.shape, found.values.shape) != tuple((*shape, width) for width in widths):
+        fits = (found.keys.shape, found.values.shape) == tuple((*shape, n) for n in widths)
+        if not fits or (found.scales is not None and not self._rounds):
             _log.warning("KV entry %s has a foreign shape: computing it again", key[:12])
             self._store.delete(key)
             return None
-        return found.keys, found.values
+        return Entry(found.keys, found.values, *(found.scales or ()))
 
-    def _compile(
-        self, recipes: Sequence[Recipe], *, must_store: bool = True
-    ) -> list[tuple[Tensor, Tensor]]:
+    def _from_wide(self, recipe: Recipe) -> Entry | None:
+        """Round, and store, an entry that the store has in 16 bits; None where there is none to be rounded."""
+        from epicrag.index.kvstore import Missing
+
+        if not self._rounds or recipe.opens or self._store is None or self._wide_profile is None:
+            return None
+        found = self._store.look(recipe.key(self._wide_profile))
+        if isinstance(found, Missing) or found.scales is not None:
+            return None
+        if found.keys.shape[2] != len(recipe.ids):
+            return None
+        entry = self._stored(recipe, found.keys, found.values)
+        self._put(recipe, entry, must_store=False)
+        return entry
+
+    def _compile(self, recipes: Sequence[Recipe], *, must_store: bool = True) -> list[Entry]:
         """Compile and store; recipes that begin with the system unit share its exact KV."""
-        done: dict[int, tuple[Tensor, Tensor]] = {}
+        done: dict[int, Entry] = {}
         groups: dict[bool, list[int]] = {}
         for index, recipe in enumerate(recipes):
             groups.setdefault(self._opens(recipe), []).append(index)
         for opens, indices in groups.items():
-            system = Recipe(self._system)
+            system = self._opening
             shared = None
             if opens:
                 shared = (len(self._system), self.acquire(system)[0])
@@ -254,23 +281,29 @@ class ChunkCache:
                 if opens:
                     self.release(system)
             for index, pair in zip(indices, pairs, strict=True):
-                done[index] = self._rounded(*pair)
+                done[index] = self._stored(recipes[index], *pair)
                 self._put(recipes[index], done[index], must_store)
         return [done[index] for index in range(len(recipes))]
 
-    def _rounded(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Cast to the store's dtype; a value float16 cannot hold goes as bfloat16."""
-        pair = keys.to(self._store_dtype), values.to(self._store_dtype)
-        if self._store_dtype == torch.float16 and not all(bool(x.isfinite().all()) for x in pair):
-            pair = keys.to(torch.bfloat16), values.to(torch.bfloat16)
-        return pair
+    def _stored(self, recipe: Recipe, keys: Tensor, values: Tensor) -> Entry:
+        """In the store's dtype; what 8 bits cannot hold goes in 16, and what float16 cannot, as bfloat16."""
+        if self._rounds and not recipe.opens:
+            try:
+                return rounded(keys, values)
+            except ValueError as error:
+                _log.debug("a chunk stays in 16 bits: %s", error)
+        dtype = self._wide_dtype
+        entry = Entry(keys.to(dtype), values.to(dtype))
+        if dtype == torch.float16 and not all(bool(x.isfinite().all()) for x in entry.tensors()):
+            entry = Entry(keys.to(torch.bfloat16), values.to(torch.bfloat16))
+        return entry
 
-    def _put(self, recipe: Recipe, pair: tuple[Tensor, Tensor], must_store: bool) -> None:
+    def _put(self, recipe: Recipe, entry: Entry, must_store: bool) -> None:
         """Write an entry. An answer does not need it on disk: then a disk that is full is a warning."""
         if self._store is None:
             return
         try:
-            self._store.put(self.key(recipe), pair[0].cpu(), pair[1].cpu(), self._meta)
+            self._store.put(self.key(recipe), entry.keys, entry.values, self._meta, entry.scales)
         except EpicragError as error:
             if must_store:
                 raise

@@ -11,7 +11,7 @@ import re
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,6 +64,9 @@ class Recipe:
 
     ids: tuple[int, ...]
     behind: tuple[int, ...] = ()
+    opens: bool = field(default=False, compare=False)
+    """Whether it is what prompts open with. All attention rests on its first tokens, and one copy serves every
+    prompt: it is not rounded to 8 bits."""
 
     def key(self, profile: str) -> str:
         """Content-addressed KV key: 64 hex digits. `profile` stands for model, tokenizer, dtypes, RoPE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -80,6 +80,8 @@ class Engine:
         bos = tokenizer.template_ids(chat.bos) if chat.bos else ()
         self.frame = Frame.of(chat, bos[0] if bos else None)
         kv_dtype = kv_dtype or _store_dtype(model.dtype)
+        self.kv_dtype = str(kv_dtype).removeprefix("torch.")
+        """What chunks' KV is kept in, on disk and in memory."""
         budget = _pool_bytes(model.device, kv_memory_bytes, gpu_memory_utilization)
         try:
             self._open(store, budget, host_kv_memory_bytes, kv_dtype, namespace)
@@ -112,6 +114,7 @@ class Engine:
             budget_bytes=budget,
             dtype=model.dtype,
             device=model.device,
+            rounded=kv_dtype == torch.int8,
         )
         parts = {
             "model": model.fingerprint,
@@ -122,17 +125,18 @@ class Engine:
             "layout": str(LAYOUT_VERSION),
             "namespace": namespace,
         }
-        profile = hashlib.sha256(
-            "|".join(f"{k}={v}" for k, v in parts.items()).encode()
-        ).hexdigest()
+        wide_dtype = _store_dtype(model.dtype) if kv_dtype == torch.int8 else kv_dtype
+        wide_parts = {**parts, "kv_dtype": str(wide_dtype)}
         self.cache = ChunkCache(
             model,
             self.pool,
             self.layers,
-            profile=profile,
+            profile=_profile(parts),
             system=self.frame.system,
             store=store,
             store_dtype=kv_dtype,
+            wide_dtype=wide_dtype,
+            wide_profile=_profile(wide_parts),
             host_budget=host_budget,
             meta={"epicrag": "kv", **parts},
         )
@@ -161,7 +165,8 @@ class Engine:
         """Load a model folder. Raises UsageError for a bad folder or flag, DeviceError for device or memory.
 
         KV memory is `kv_memory_bytes` on a CPU; on a GPU it is the share `gpu_memory_utilization` of what
-        the weights leave free. `host_kv_memory_bytes` keep the KV of chunks that had to leave it.
+        the weights leave free. `host_kv_memory_bytes` keep the KV of chunks that had to leave it. `kv_dtype`:
+        what chunks' KV is kept in, on disk and in memory; "int8" halves it or better, None is 16 bits.
         """
         check_mode(compile_mode)
         threads = settle()
@@ -253,7 +258,7 @@ class Engine:
         if self.refusal:
             return
         recipes = [self.recipe_of(piece, mode) for piece in pieces]
-        done = self.cache.ensure_stored([Recipe(self.frame.system), *recipes])
+        done = self.cache.ensure_stored([Recipe(self.frame.system, opens=True), *recipes])
         while True:
             with self.scheduler.turn():
                 item = next(done, None)
@@ -298,7 +303,7 @@ class Engine:
                 piece = prompt.pieces[segment.unit.piece]
                 out[index] = self.recipe_of(piece, mode, segment.unit.ids + segment.unit.tail)
             elif segment.cacheable:
-                out[index] = Recipe(segment.unit.ids)
+                out[index] = Recipe(segment.unit.ids, opens=True)
         return out
 
     def stitched(
@@ -477,6 +482,10 @@ class Stats:
 def _store_dtype(dtype: torch.dtype) -> torch.dtype:
     """Sixteen bits on disk: the mantissa of float16 for float32 models, the model's own otherwise."""
     return torch.float16 if dtype in (torch.float32, torch.float64) else dtype
+
+
+def _profile(parts: Mapping[str, str]) -> str:
+    return hashlib.sha256("|".join(f"{k}={v}" for k, v in parts.items()).encode()).hexdigest()
 
 
 def _pool_bytes(device: torch.device, kv_memory: int, gpu_share: float) -> int:

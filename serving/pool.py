@@ -3,6 +3,9 @@
 Rows are tokens; pages of `page_size` rows are the unit of allocation; a run is a stretch of neighbouring
 rows. What is resident under a key (a chunk, an exact prefix) is pinned by the requests that read it, and stays
 afterwards until its pages are needed: least recently used first. Resident pages are never written again.
+
+A pool with rounded rows lends some of its memory to rows in 8 bits: the same pages, seen as bytes, hold two or
+four times as many of them, numbered behind the others. A request's own rows are never rounded.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from epicrag.errors import DeviceError
+from epicrag.kernels import ops
+from epicrag.serving.entry import Entry
 from epicrag.serving.pages import FreePages
 
 if TYPE_CHECKING:
@@ -23,10 +28,13 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
-    """Rows `[start, start + length)` of the pool."""
+    """Rows `[start, start + length)` of the pool; behind the last of its `n_rows` stand those in 8 bits."""
 
     start: int
     length: int
+
+
+_SCALE = torch.float32
 
 
 class NoPagesError(DeviceError):
@@ -45,7 +53,7 @@ class Resident:
     runs: tuple[Run, ...]
     """The rows in use."""
     pages: tuple[Run, ...]
-    """The whole pages they stand in, as rows."""
+    """The whole pages they stand in, as rows that are not rounded."""
     n_pages: int
     leave: Callable[[Resident], None] | None = None
     """Told just before the pages go."""
@@ -57,6 +65,9 @@ class Resident:
 
 class Pool:
     """Keys (L, G, R, D) and values (L, G, R, V), and who has which of their pages.
+
+    With `rounded`, row R + r is row r of `bytes_of_keys` (L, G, R * ratio, D) and `bytes_of_values`: the same
+    memory, each row with a scale.
 
     Raises NoPagesError when more pages are needed than can be freed: nothing is touched then.
     """
@@ -72,9 +83,15 @@ class Pool:
         dtype: torch.dtype,
         device: torch.device,
         page_size: int = 16,
+        rounded: bool = False,
     ) -> None:
         value_dim = head_dim if value_dim is None else value_dim
         row_bytes = layers * groups * (head_dim + value_dim) * dtype.itemsize
+        self.ratio = dtype.itemsize if rounded else 0
+        """Rows in 8 bits that take the memory of one other."""
+        if rounded:
+            page_size = max(1, page_size // self.ratio)
+            row_bytes += layers * groups * self.ratio * 2 * _SCALE.itemsize
         pages = budget_bytes // (row_bytes * page_size)
         if pages < 1:
             raise DeviceError(
@@ -89,6 +106,16 @@ class Pool:
         rows = pages * page_size
         self.keys = torch.empty((layers, groups, rows, head_dim), dtype=dtype, device=device)
         self.values = torch.empty((layers, groups, rows, value_dim), dtype=dtype, device=device)
+        self.n_rows = rows
+        self._bytes: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        if rounded:
+            many = (layers, groups, rows * self.ratio)
+            self._bytes = (
+                self.keys.view(torch.int8).view(*many, head_dim),
+                self.values.view(torch.int8).view(*many, value_dim),
+                torch.empty(many, dtype=_SCALE, device=device),
+                torch.empty(many, dtype=_SCALE, device=device),
+            )
         self._free = FreePages(pages)
         self._residents: dict[str, Resident] = {}
         self._idle: OrderedDict[str, Resident] = OrderedDict()  # may go now, in this order
@@ -161,32 +188,73 @@ class Pool:
     def has(self, key: str) -> bool:
         return key in self._residents
 
-    def fill(
-        self,
-        key: str,
-        keys: Tensor,
-        values: Tensor,
-        leave: Callable[[Resident], None] | None = None,
-    ) -> None:
-        """Copy a compiled chunk in, keys (L, G, T, D) and values (L, G, T, V), cast in the one copy.
+    def fill(self, key: str, entry: Entry, leave: Callable[[Resident], None] | None = None) -> None:
+        """Copy a compiled chunk in: rounded rows as they are, others cast in the one copy.
 
         `leave` is told before the chunk's pages go.
         """
         if key in self._residents:
             return
-        rows = keys.shape[2]
-        pages = self.allocate(rows)
+        length = entry.n_tokens
+        ratio = self._ratio_of(entry)
+        pages = self.allocate(-(-length // ratio))
         try:
-            runs = _used(pages, rows)
+            blocks, first = self._blocks(entry)
+            runs = _used(pages, length, ratio)
             done = 0
             for start, n in runs:
-                self.keys[:, :, start : start + n] = keys[:, :, done : done + n]
-                self.values[:, :, start : start + n] = values[:, :, done : done + n]
+                for block, rows in zip(blocks, entry.tensors(), strict=True):
+                    block[:, :, start : start + n] = rows[:, :, done : done + n]
                 done += n
         except BaseException:
             self.release(pages)
             raise
-        self._add(key, runs, pages, leave, None)
+        self._add(key, tuple(Run(first + start, n) for start, n in runs), pages, leave, None)
+
+    def _ratio_of(self, entry: Entry) -> int:
+        """How many of an entry's rows stand where one of the pool's own does."""
+        if entry.is_rounded and not self.ratio:
+            raise ValueError("this pool was made without room for rows in 8 bits")
+        return self.ratio if entry.is_rounded else 1
+
+    def _blocks(self, entry: Entry) -> tuple[tuple[Tensor, ...], int]:
+        """The memory for an entry's tensors, and the number of its first row."""
+        if entry.is_rounded and self._bytes is not None:
+            return self._bytes, self.n_rows
+        return (self.keys, self.values), 0
+
+    def entry(self, runs: Sequence[Run]) -> Entry:
+        """Copies of the rows of a resident, as they are."""
+        is_rounded = bool(runs) and runs[0].start >= self.n_rows
+        blocks: tuple[Tensor, ...] = (self.keys, self.values)
+        first = 0
+        if is_rounded and self._bytes is not None:
+            blocks, first = self._bytes, self.n_rows
+        parts = [
+            torch.cat([block[:, :, r.start - first : r.start - first + r.length] for r in runs], 2)
+            for block in blocks
+        ]
+        return Entry(*parts)
+
+    def rounded(self, layer: int) -> ops.Rounded | None:
+        """The rows of a layer in 8 bits; None for a pool without."""
+        return None if self._bytes is None else ops.Rounded(*(x[layer] for x in self._bytes))
+
+    def layer_rows(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of the keys (G, n, D) and values (G, n, V) of any rows of a layer, in the pool's own type."""
+        eight = self.rounded(layer)
+        if eight is None:
+            return self.keys[layer][:, rows], self.values[layer][:, rows]
+        behind = rows >= self.n_rows
+        own, there = rows.masked_fill(behind, 0), (rows - self.n_rows).clamp_min(0)
+        out = []
+        for plain, whole, scales in (
+            (self.keys[layer], eight.keys, eight.key_scales),
+            (self.values[layer], eight.values, eight.value_scales),
+        ):
+            wide = ops.widen_rows(whole[:, there], scales[:, there], plain.dtype)
+            out.append(torch.where(behind[:, None], wide, plain[:, own]))
+        return out[0], out[1]
 
     def adopt(
         self,
@@ -313,10 +381,10 @@ class Pool:
             assert resident.children == len(born)
 
 
-def _used(pages: Sequence[Run], rows: int) -> tuple[Run, ...]:
-    """The first `rows` rows of some runs."""
+def _used(pages: Sequence[Run], rows: int, ratio: int) -> tuple[Run, ...]:
+    """The first `rows` rows of some pages, where each of the pages' own rows holds `ratio` of them."""
     runs = []
     for run in pages:
-        runs.append(Run(run.start, min(run.length, rows)))
+        runs.append(Run(run.start * ratio, min(run.length * ratio, rows)))
         rows -= runs[-1].length
     return tuple(runs)

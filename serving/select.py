@@ -237,11 +237,11 @@ class _Watching:
         if layer in self._layers:
             layers = self._inner.layers
             kind = layers.kinds[layers.of_layer[layer]]
-            pool_keys = self._inner.pool.keys[layer]
+            pool = self._inner.pool
+            pool_keys, rounded = pool.keys[layer], pool.rounded(layer)
             for rows, score in zip(self._groups, self.scores, strict=True):
-                sums = torch.cat(
-                    column_sums(queries.transpose(0, 1), pool_keys, rows, kind, scale), 1
-                )  # (H, N)
+                given = queries.transpose(0, 1), pool_keys, rows, kind, scale, rounded
+                sums = torch.cat(column_sums(*given), 1)  # (H, N)
                 joined = sums.amax(0) if self._heads == "max" else sums.mean(0)
                 score.index_add_(0, self._places, joined.to(score.dtype))
         if layer == self._layers[-1]:
@@ -313,7 +313,7 @@ class _Deviating:
     ) -> Tensor:
         pool = self._look.pool
         if layer:
-            there = pool.values[layer][:, self._cached].float()
+            there = pool.layer_rows(layer, self._cached)[1].float()
             self.scores = (values[:, self._compared].float() - there).square().sum((0, 2))
             raise Enough
         n = len(self._positions)
@@ -324,6 +324,7 @@ class _Deviating:
             rows.extend(part)
         known = torch.tensor(rows, dtype=torch.int64, device=keys.device)
         layers = self._look.layers
+        known_keys, known_values = pool.layer_rows(0, known)
         prepared = ops.prepare(
             [ops.Rows(0, n, self._positions, spans)],
             layers.kinds[layers.of_layer[0]],
@@ -331,8 +332,8 @@ class _Deviating:
         )
         return ops.segment_attention(
             queries.transpose(0, 1),
-            torch.cat((keys, pool.keys[0][:, known]), 1),
-            torch.cat((values, pool.values[0][:, known]), 1),
+            torch.cat((keys, known_keys), 1),
+            torch.cat((values, known_values), 1),
             prepared,
             scale,
         )

@@ -16,6 +16,7 @@ from epicrag.errors import EpicragError
 from epicrag.serving.attention import RefusedModel
 from epicrag.serving.compile import Recipe, compile_batch, relocate
 from epicrag.serving.compose import Layout, Segment, plan
+from epicrag.serving.entry import Entry
 from epicrag.serving.link import stitch
 from epicrag.serving.policies import Full, LegoLink, Policy
 from epicrag.serving.prompt import Unit
@@ -69,7 +70,7 @@ def _logits(engine: Engine, layout: Layout, policy: Policy) -> Tensor:
     try:
         for index, recipe in recipes.items():
             pair = compile_batch(engine.model, engine.pool, engine.layers, [recipe])[0]
-            engine.pool.fill(f"check:{index}", *pair)
+            engine.pool.fill(f"check:{index}", Entry(*pair))
             resident[index] = engine.pool.acquire(f"check:{index}")
         cost = plan(layout, policy, reused)
         linked = stitch(engine.model, engine.pool, engine.layers, layout, cost, resident, 1)

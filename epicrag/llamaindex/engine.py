@@ -11,6 +11,7 @@ from llama_index.core.callbacks.base import CallbackManager
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.settings import Settings
+from llama_index.core.vector_stores.types import MetadataFilters
 
 from epicrag.errors import UsageError
 from epicrag.llamaindex.llm import SETTINGS, EpicragLLM
@@ -48,6 +49,7 @@ def query_engine(
     cite: bool = True,
     top_k: int | None = None,
     min_score: float | None = None,
+    filters: MetadataFilters | str | None = None,
     system_prompt: str | None = None,
     node_postprocessors: Sequence[BaseNodePostprocessor] = (),
     callback_manager: CallbackManager | None = None,
@@ -55,7 +57,7 @@ def query_engine(
 ) -> EpicragQueryEngine:
     """Open an index (a folder, a Pipeline, or the configured one) and return a query engine over it.
 
-    `top_k` and `min_score` limit retrieval. `options` are settings of the model (max_tokens, temperature,
+    `top_k`, `min_score` and `filters` limit retrieval. `options` are settings of the model (max_tokens, temperature,
     top_p, seed, stop, link_policy) and, unless a Pipeline is given, of the configuration (model,
     embed_model, device …). UsageError: an option is neither. IndexEmptyError: there is no such index.
     """
@@ -66,7 +68,7 @@ def query_engine(
         llm = EpicragLLM(pipeline, callback_manager=manager, **settings)
         engine = EpicragQueryEngine(
             retriever=EpicragRetriever(
-                pipeline, top_k, min_score=min_score, callback_manager=manager
+                pipeline, top_k, min_score=min_score, filters=filters, callback_manager=manager
             ),
             response_synthesizer=EpicragSynthesizer(
                 llm,

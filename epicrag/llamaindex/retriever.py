@@ -17,8 +17,10 @@ from llama_index.core.schema import (
     RelatedNodeInfo,
     TextNode,
 )
+from llama_index.core.vector_stores.types import MetadataFilters
 
 from epicrag.llamaindex.blocks import ROW_KEY
+from epicrag.llamaindex.filters import to_filter
 
 if TYPE_CHECKING:
     from epicrag.pipeline import Pipeline
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
 
 
 class EpicragRetriever(BaseRetriever):
-    """Finds the `top_k` nearest passages of an index; none, when even the best is below `min_score`.
+    """Finds the `top_k` best passages of an index; none, when they do not speak of what was asked.
 
-    A score is a cosine similarity. Both limits default to the pipeline's configuration.
+    A score is a cosine similarity, whatever ranked the passages. `min_score` is the one that the best must have;
+    where neither it nor the configuration sets one, relevance is judged as `ask` does. `filters` are
+    LlamaIndex's, or a filter as the command line takes it: `year>=2020 and path~"manual/*"`.
     """
 
     def __init__(
@@ -37,22 +41,26 @@ class EpicragRetriever(BaseRetriever):
         top_k: int | None = None,
         *,
         min_score: float | None = None,
+        filters: MetadataFilters | str | None = None,
         callback_manager: CallbackManager | None = None,
     ) -> None:
         super().__init__(callback_manager=callback_manager)
         self._pipeline = pipeline
         self._top_k = pipeline.config.top_k if top_k is None else top_k
-        self._min_score = pipeline.config.min_score if min_score is None else min_score
+        self._min_score = min_score
+        self._filter = to_filter(filters) if isinstance(filters, MetadataFilters) else filters
         self._turn = threading.Lock()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         # A query transformation (HyDE) puts what it wants embedded in place of the question.
         query = "\n".join(query_bundle.embedding_strs)
         with self._turn:
-            hits = self._pipeline.search(query, k=self._top_k)
-        if not hits or hits[0].score < self._min_score:
-            return []
-        return [to_node(hit) for hit in hits]
+            found = self._pipeline.find(query, k=self._top_k, filter=self._filter)
+        if self._min_score is not None:
+            is_relevant = any(hit.score >= self._min_score for hit in found.hits)
+        else:
+            is_relevant = found.relevance.is_relevant
+        return [to_node(hit) for hit in found.hits] if is_relevant else []
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return await asyncio.to_thread(self._retrieve, query_bundle)

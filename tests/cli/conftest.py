@@ -15,7 +15,17 @@ import pytest
 from epicrag.ask import Ask as AskFacts
 from epicrag.cli.main import main
 from epicrag.pipeline import AnswerStream, IngestResult, Pipeline, Status
-from epicrag.types import Chunk, FileReport, Hit, Place, Receipt, Timings, Usage
+from epicrag.types import (
+    Chunk,
+    FileReport,
+    Found,
+    Hit,
+    Place,
+    Receipt,
+    Relevance,
+    Timings,
+    Usage,
+)
 
 RECEIPT = Receipt(
     policy="legolink(16)",
@@ -68,6 +78,7 @@ class StubPipeline:
                 (1, 2), ("fees.md", "dogs.pdf"), texts, places, (0.83, 0.31), strict=True
             )
         ]
+        self.relevance = Relevance(True, 0.9, 0.5, "auto", {"cosine": 0.83}, "it is near")
         self.result = IngestResult(
             files=(
                 FileReport(str(docs / "a.md"), "added", None, 2, 90),
@@ -99,13 +110,14 @@ class StubPipeline:
             options["progress"](Event("file", 1, 1, report))
         return self.result
 
-    def search(self, query: str, **options: Any) -> list[Hit]:
-        self._called("search", query, options)
-        return self.hits
+    def find(self, query: str, **options: Any) -> Found:
+        self._called("find", query, options)
+        return Found(tuple(self.hits), self.relevance)
 
     def stream(self, question: str, **options: Any) -> AnswerStream:
         self._called("stream", question, options)
-        facts = AskFacts(question, tuple(self.hits), "stub-lm", 8.0, options["strict"])
+        strict = options["strict"]
+        facts = AskFacts(question, tuple(self.hits), "stub-lm", 8.0, strict, self.relevance)
         return AnswerStream(facts, self.generation)
 
     def status(self) -> Status:
@@ -121,6 +133,10 @@ class StubPipeline:
             kv_entries=13,
             kv_bytes=2048 * 1024,
             kv_bytes_per_token=2048,
+            kv_dtype="float16",
+            kv_budget=None,
+            retrievals=0,
+            retrievals_with_kv=0,
             chunks_with_kv=12,
             kv_other_entries=3,
             kv_other_bytes=4096,

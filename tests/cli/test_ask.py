@@ -85,6 +85,14 @@ def test_the_shape_of_json(cli, pipeline, tmp_path):
         "usage": {"prompt_tokens": 4211, "completion_tokens": 7},
         "model": "stub-lm",
         "notes": [],
+        "relevance": {
+            "relevant": True,
+            "score": 0.9,
+            "threshold": 0.5,
+            "rule": "auto",
+            "features": {"cosine": 0.83},
+            "reason": "it is near",
+        },
     }
 
 
@@ -182,3 +190,23 @@ def test_ctrl_c_while_it_streams_ends_the_line(cli, pipeline):
 def test_control_characters_in_an_answer_do_not_reach_the_terminal(cli, pipeline):
     pipeline.generation.deltas = ["The fee\x1b[2J is 5\x07 euros."]
     assert cli("ask", "What is the fee?").out.startswith("The fee\\x1b[2J is 5\\x07 euros.")
+
+
+def test_flags_of_retrieval_are_settings_and_the_filter_goes_to_the_search(cli, pipeline):
+    cli("ask", "q", "--filter", "year>=2020", "--mode", "dense", "--weights", "dense=1,words=0.5")
+    assert pipeline.calls[0][2]["filter"] == "year>=2020"
+    assert pipeline.config.search_mode == "dense"
+    assert pipeline.config.hybrid_weights == {"dense": 1.0, "words": 0.5}
+
+
+def test_min_score_is_auto_or_a_number(cli, pipeline):
+    cli("ask", "q", "--min-score", "auto")
+    assert pipeline.config.min_score is None
+    assert cli("ask", "q", "--min-score", "high").code == 2
+
+
+def test_explain_tells_on_stderr_how_hits_were_ranked_and_judged(cli, pipeline):
+    run = cli("ask", "q", "--explain")
+    assert "1. cosine 0.830" in run.err
+    assert "relevant: 0.900 against 0.500 (auto: cosine 0.83); it is near" in run.err
+    assert "cosine" not in run.out

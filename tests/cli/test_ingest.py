@@ -62,6 +62,7 @@ def test_the_shape_of_json(cli, pipeline, tmp_path):
         "dry_run": False,
         "interrupted": False,
         "notes": [],
+        "ignored": 0,
     }
 
 
@@ -131,3 +132,95 @@ def test_long_work_has_a_line_now_and_then_with_its_pace(capsys):
     lines._said -= 60
     lines(Event("kv", 250, 1000, None, 250, 5.0))
     assert capsys.readouterr().err == "KV tokens: 250 of 1,000, 50 tokens/s, 15 s left\n"
+
+
+def test_addresses_reach_the_pipeline_whole_and_lists_of_them_too(cli, pipeline, tmp_path):
+    listed = tmp_path / "urls.txt"
+    listed.write_text("# pages\n\nhttps://a.example/x?y=1\n", "utf-8")
+    cli("ingest", "https://a.example/sitemap.xml", "docs", "--urls", str(listed), "--wait", "3")
+    _, paths, options = pipeline.calls[0]
+    assert paths == ["https://a.example/sitemap.xml", Path("docs"), "https://a.example/x?y=1"]
+    assert options["wait"] == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "nothing to ingest"),
+        (["-"], "needs a name"),
+        (["-", "docs", "--name", "a.md"], "one document"),
+        (["docs", "--name", "a.md"], "--name"),
+        (["docs", "--reader", "a:B"], "takes no paths"),
+        (["docs", "--watch", "--dry-run"], "--watch"),
+        (["docs", "--watch", "--json"], "--jsonl"),
+        (["--urls", "nowhere.txt"], "cannot be read"),
+        (["--reader", "a:B", "--reader-args", "{no json"], "no JSON"),
+        (["--reader", "a:B", "--reader-args", "[]"], "no JSON object"),
+    ],
+)
+def test_flags_that_mean_nothing_together_are_refused(cli, pipeline, args, said):
+    run = cli("ingest", *args, stdin=b"")
+    assert run.code == 2
+    assert said in run.out + run.err
+    assert pipeline.calls == []
+
+
+def test_a_list_of_addresses_that_holds_something_else_is_refused(cli, pipeline, tmp_path):
+    (tmp_path / "urls.txt").write_text("docs/a.md\n", "utf-8")
+    run = cli("ingest", "--urls", "urls.txt")
+    assert run.code == 2 and "docs/a.md" in run.err
+
+
+def test_standard_input_is_handed_over_as_bytes(cli, pipeline, monkeypatch):
+    given = []
+
+    def ingest_bytes(name, data, manner, progress):
+        given.append((name, data, manner.kv))
+        return pipeline.result
+
+    monkeypatch.setattr(pipeline, "ingest_bytes", ingest_bytes, raising=False)
+    assert cli("ingest", "-", "--name", "a.md", "--no-kv", stdin=b"caf\xe9\0").code == 0
+    assert given == [("a.md", b"caf\xe9\0", False)]
+
+
+def test_a_reader_gets_its_arguments_and_a_name(cli, pipeline, monkeypatch):
+    given = []
+
+    def ingest_reader(reader, arguments, root, manner, progress):
+        given.append((reader, arguments, root))
+        return pipeline.result
+
+    monkeypatch.setattr(pipeline, "ingest_reader", ingest_reader, raising=False)
+    cli("ingest", "--reader", "a.b:C", "--reader-args", '{"x": [1]}')
+    cli("ingest", "--reader", "a.b:C", "--name", "wiki")
+    assert given == [("a.b:C", {"x": [1]}, "C"), ("a.b:C", {}, "wiki")]
+
+
+def test_a_watch_ends_with_130_and_says_that_nothing_is_lost(cli, pipeline, monkeypatch):
+    def watch(paths, manner, progress):
+        assert (paths, manner.yes) == ([Path("docs")], True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "watch", watch, raising=False)
+    run = cli("ingest", "docs", "--watch", "--yes")
+    assert run.code == 130 and "consistent" in run.err
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"n\n", 2), (b"y\n", 130)])
+def test_a_watch_that_begins_with_a_mass_delete_asks(cli, pipeline, monkeypatch, answer, code):
+    def watch(paths, manner, progress):
+        if not pipeline.calls:
+            raise MassDeleteError(4, 5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "watch", watch, raising=False)
+    monkeypatch.setattr("epicrag.cli.ingest.is_person", lambda: True)
+    assert cli("ingest", "docs", "--watch", stdin=answer).code == code
+    assert [call[2]["yes"] for call in pipeline.calls] == ([True] if code == 130 else [])
+
+
+def test_what_was_ignored_is_counted(cli, pipeline):
+    pipeline.result = replace(pipeline.result, ignored=7)
+    run = cli("ingest", "docs")
+    assert "1 added, 1 unchanged · 7 hidden or ignored" in run.err
+    assert cli("ingest", "docs", "--json").json["ignored"] == 7

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from epicrag.cli.output import clean, duration, size
 from epicrag.cli.search import snippet
+from epicrag.types import Stage
 
 
 def test_search_lists_hits_on_stdout(cli, pipeline):
@@ -17,7 +19,7 @@ def test_search_lists_hits_on_stdout(cli, pipeline):
         " 2. 0.310  docs/dogs.pdf, p. 2",
         "    Dogs stay outside.",
     ]
-    assert pipeline.calls[0][2] == {"k": 2}
+    assert pipeline.calls[0][2] == {"k": 2, "filter": None}
 
 
 def test_the_shape_of_search_json(cli, pipeline, tmp_path):
@@ -34,7 +36,31 @@ def test_the_shape_of_search_json(cli, pipeline, tmp_path):
         "cells": None,
         "chunk": pipeline.hits[0].chunk.id,
         "text": "The fee is 5 euros.\nPay at the door.",
+        "stages": {},
+        "also": [],
     }
+    assert found["relevance"]["relevant"] is True
+
+
+def test_search_explains_each_hit_and_names_where_else_it_stands(cli, pipeline, tmp_path):
+    stages = {"dense": Stage(2, 0.83), "words": Stage(1, 7.5), "fused": Stage(1, 0.0325)}
+    pipeline.hits[0] = replace(pipeline.hits[0], stages=stages, also=("/a/copy.md",))
+    run = cli("search", "fee", "--explain")
+    lines = run.out.splitlines()
+    assert lines[2] == "    cosine 0.830 · dense #2 (0.83) · words #1 (7.5) · fused #1 (0.0325)"
+    assert lines[3] == "    the same in 1 other document: /a/copy.md"
+    assert "relevant: 0.900" in run.err
+    hit = cli("search", "fee", "--json").json["hits"][0]
+    assert hit["stages"]["words"] == {"rank": 1, "score": 7.5}
+    assert hit["also"] == ["/a/copy.md"]
+
+
+def test_a_reranker_is_named_or_left_out(cli, pipeline):
+    cli("search", "fee", "--rerank", "some/model")
+    assert pipeline.config.rerank_model == "some/model"
+    cli("search", "fee", "--no-rerank")
+    assert pipeline.config.rerank_model is None
+    assert cli("search", "fee", "--rerank", "some/model", "--no-rerank").code == 2
 
 
 def test_search_jsonl_has_a_line_a_hit(cli, pipeline):

@@ -180,3 +180,14 @@ def test_any_file_name_is_found_and_kept_byte_for_byte(tmp_path: Path, name: byt
 def test_both_forms_of_an_accent_are_two_files(tmp_path: Path):
     make(tmp_path, "caf\u00e9.txt", "cafe\u0301.txt")
     assert len(walk([tmp_path]).entries) == len(os.listdir(tmp_path))
+
+
+def test_a_walk_may_look_at_a_part_only_and_knows_the_rules_above_it(tmp_path: Path):
+    make(tmp_path, "a/x.txt", "a/x.log", "a/b/y.txt", "c/z.txt", "top.txt", "ab.txt")
+    (tmp_path / ".gitignore").write_text("*.log\n")
+    folder = tmp_path.resolve().as_posix()
+    found = walk([tmp_path], only=[f"{folder}/a", f"{folder}/top.txt", "/elsewhere"])
+    assert names(found, tmp_path) == ["a/b/y.txt", "a/x.txt", "top.txt"]
+    assert found.roots == (f"{folder}/a", f"{folder}/top.txt")
+    assert found.passed == {f"{folder}/a/x.log": f"it matches an ignore rule in {folder}"}
+    assert walk([tmp_path], only=[f"{folder}/a/b/gone.txt"]).entries == ()

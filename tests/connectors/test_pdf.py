@@ -117,7 +117,10 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     def read(image):
         seen.append(image.shape)
-        lines = [(f"left line number {n} of this page", f"right line number {n} of it") for n in range(1, 5)]
+        lines = [
+            (f"left line number {n} of this page", f"right line number {n} of it")
+            for n in range(1, 5)
+        ]
         return [
             Piece(text, 50 + 500 * side, 40 * at, 450 + 500 * side, 40 * at + 20)
             for at, pair in enumerate(lines)

@@ -35,9 +35,13 @@ def test_path_digest_and_encoding_are_the_files_own(tmp_path: Path, read_bytes: 
     ("name", "words"),
     [
         ("a.bib", "BibTeX (.bib)"),
-        ("a.MP3", "sound"),
         ("a.gif", "image"),
+        ("a.mp4", "video (.mp4)"),
+        ("a.mobi", "e-book (.mobi)"),
+        ("README.parquet", "Parquet"),
+        ("a.mp3", "sound"),
         ("a.weird", ".weird"),
+        ("package-lock.json", "lock file"),
         ("noextension", "without an extension"),
     ],
 )

@@ -110,6 +110,7 @@ class StubEngine:
         return hashlib.sha256((self.profile + piece.text).encode()).hexdigest()
 
     kv_bytes_per_token = 8
+    kv_dtype = "float32"
 
     def own_keys(self) -> set[str]:
         return {hashlib.sha256(f"own {self.profile}".encode()).hexdigest()}

@@ -293,3 +293,32 @@ def test_a_compile_mode_is_good_here_if_it_is_good_for_the_engine(project: Path,
 
     write(project, f'compile = "{mode}"')
     assert accepted(load, project) == accepted(check_mode, mode) == (mode == "neighbour(64)")
+
+
+def test_weights_are_read_from_a_text_or_a_table(tmp_path):
+    def weights(value):
+        return dict(load_config({"hybrid_weights": value}, environ={}, cwd=tmp_path).hybrid_weights)
+
+    assert weights("dense=1, words=0.5") == {"dense": 1.0, "words": 0.5}
+    assert weights({"words": 2}) == {"dense": 0.0, "words": 2.0}
+    for bad in ("dense", "dense=x", "dense=-1", "dense=0,words=0", "title=1", "dense=nan", 3, ""):
+        with pytest.raises(UsageError, match="hybrid_weights"):
+            weights(bad)
+
+
+def test_min_score_is_a_number_or_auto(tmp_path):
+    def least(value):
+        return load_config({"min_score": value}, environ={}, cwd=tmp_path).min_score
+
+    assert (least("auto"), least("0.25"), least(0.3), least(None)) == (None, 0.25, 0.3, None)
+    for bad in ("high", 1.5, "2", True, "nan"):
+        with pytest.raises(UsageError, match="min_score"):
+            least(bad)
+
+
+def test_a_reranker_is_a_model_or_none(tmp_path):
+    def model(value):
+        return load_config({"rerank_model": value}, environ={}, cwd=tmp_path).rerank_model
+
+    assert (model("none"), model("org/name")) == (None, "org/name")
+    assert model("./m").startswith("/")

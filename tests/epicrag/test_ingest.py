@@ -50,7 +50,9 @@ def test_a_second_run_computes_nothing(museum):
 def test_kv_that_finds_no_room_on_disk_is_left_to_first_use_and_said(bench, monkeypatch):
     for name, words in (("a.txt", 3), ("b.txt", 4), ("c.txt", 5)):
         bench.write(name, " ".join(f"{name[0]}{n}" for n in range(words)))
-    monkeypatch.setattr(module, "_room_bytes", lambda folder: 8 * bench.engine.kv_bytes_per_token)
+    # Each takes 4 tokens more than its words at most, and a header.
+    room = 2 * module.ENTRY_BYTES + (7 + 8) * bench.engine.kv_bytes_per_token
+    monkeypatch.setattr(module, "_room_bytes", lambda folder: room)
     result = bench.ingest()
     assert result.counts == {"added": 3}
     assert (result.kv_chunks, len(bench.kv_keys())) == (2, 2)

@@ -292,3 +292,40 @@ def test_a_citation_alone_does_not_make_an_answer_grounded(museum):
         answer = stream.finish()
     assert (answer.grounded, answer.sources[0].cited) == (False, True)
     assert any("cites passages, but its words were not found in any" in n for n in stream.notes)
+
+
+def test_a_filter_limits_what_is_found_and_answered_from(museum):
+    with museum.open() as pipeline:
+        hits = pipeline.search(CODE, filter='path~"sub/*"')
+        assert [hit.chunk.document for hit in hits] == [(museum.docs / "sub/ferry.txt").as_posix()]
+        answer = pipeline.ask("ferry pier", filter="name=ferry.txt")
+        assert len(answer.sources) == 1
+        assert not pipeline.ask(CODE, filter="ext=pdf").answered
+        with pytest.raises(UsageError, match="at character 6"):
+            pipeline.search(CODE, filter="name=")
+        with pytest.raises(UsageError, match="no document has a field"):
+            pipeline.search(CODE, filter="nmae=x")
+
+
+def test_relevance_is_judged_when_no_score_is_set(museum):
+    with museum.open(min_score=None) as pipeline:
+        answer = pipeline.ask("the door code of the harbour museum")
+        assert answer.answered and answer.relevance.rule == "auto"
+        assert answer.relevance.features["words"] == 1.0
+        stranger = pipeline.ask("Zebra xylophone quantum?")
+        assert (stranger.answered, stranger.relevance.is_relevant) == (False, False)
+        assert "0%" in stranger.relevance.reason
+    assert len(museum.engine.prompts) == 1
+
+
+def test_modes_and_weights_of_the_configuration_are_those_of_the_search(museum):
+    with museum.open(search_mode="words") as pipeline:
+        assert {name for hit in pipeline.search(CODE) for name in hit.stages} == {"words", "fused"}
+    with museum.open(hybrid_weights={"dense": 1.0, "words": 0.0}) as pipeline:
+        assert {name for hit in pipeline.search(CODE) for name in hit.stages} == {"dense", "fused"}
+
+
+def test_given_chunks_are_not_judged(museum):
+    with museum.open() as pipeline:
+        answer = pipeline.ask("Zebra?", chunks=pipeline.search(CODE, k=1))
+    assert answer.relevance is None and answer.answered

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -95,27 +92,3 @@ def put(embedder: WordEmbedder, make: Make) -> Callable[..., list[int]]:
         return catalog.put_document(document, chunks, vectors)
 
     return do
-
-
-@pytest.fixture
-def read_only() -> Iterator[Callable[[Path], Path]]:
-    """Return a function that copies a folder to where this process may read and not write."""
-    top = Path(tempfile.mkdtemp())
-    top.chmod(0o755)
-    is_root = os.geteuid() == 0
-
-    def protect(folder: Path) -> Path:
-        copy = top / "copy"
-        shutil.copytree(folder, copy)
-        for path in [*copy.rglob("*"), copy]:
-            path.chmod(0o555 if path.is_dir() else 0o444)
-        if is_root:  # root may write anywhere: be nobody for a while
-            os.seteuid(65534)
-        return copy
-
-    yield protect
-    if is_root:
-        os.seteuid(0)
-    for path in top.rglob("*"):
-        path.chmod(0o755)
-    shutil.rmtree(top)

@@ -305,3 +305,40 @@ def test_copy_of_the_folder_is_the_same_index(catalog, put, tmp_path):
     shutil.copytree(tmp_path, tmp_path / "copy")
     with Catalog.open(tmp_path / "copy") as copy:
         assert (texts(copy, "/d/a.md"), copy.stamp) == (["one"], stamp)
+
+
+def test_chunk_keys_are_in_reading_order_with_tokens_and_without_texts(catalog, put):
+    first = put(catalog, "/b", "one two three", "four")
+    second = put(catalog, "/a", "five six")
+    catalog.set_kv([(first[1], "k1")])
+    assert catalog.chunk_keys() == [
+        (second[0], 2, None),
+        (first[0], 3, None),
+        (first[1], 1, "k1"),
+    ]
+
+
+def test_all_chunks_of_documents_that_have_some(catalog, put):
+    first = put(catalog, "/b", "one", "two")
+    put(catalog, "/a", "three")
+    assert [row for row, _ in catalog.all_chunks({first[1], 99})] == first
+    assert list(catalog.all_chunks(set())) == []
+
+
+def test_a_catalog_knows_the_states_it_has_been_in(catalog, put, tmp_path):
+    states = [(catalog.generation, catalog.stamp)]
+    for text in ("one", "two"):
+        put(catalog, "/a", text)
+        states.append((catalog.generation, catalog.stamp))
+    assert all(catalog.has_been(*state) for state in states)
+    assert not catalog.has_been(1, "another")
+    assert not catalog.has_been(2, states[1][1])
+
+
+def test_vectors_come_in_batches_that_are_all_of_them(catalog, put, monkeypatch):
+    monkeypatch.setattr("epicrag.index.catalog._VECTOR_BATCH", 3)
+    put(catalog, "/a", *[f"word{i}" for i in range(8)])
+    whole, batches = catalog.vectors(), list(catalog.vector_batches(after=1))
+    assert [len(batch.ids) for batch in batches] == [3, 3, 1]
+    assert np.concatenate([batch.ids for batch in batches]).tolist() == whole.ids[1:].tolist()
+    assert len(whole.ids) == catalog.vector_count() == 8

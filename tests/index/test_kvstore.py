@@ -327,6 +327,93 @@ def test_budget_counts_what_was_there_before(tmp_path):
     assert KVStore(tmp_path / "kv").nbytes() == 2 * size
 
 
+def test_least_valued_goes_first_and_of_equal_value_the_least_recently_used(tmp_path):
+    size = size_of_one(tmp_path)
+    values = {key_of(i): value for i, value in enumerate([2.0, 0.0, 1.0, 0.0, 0.0, 5.0])}
+    store = KVStore(tmp_path / "kv", budget_bytes=3 * size, value_of=values.__getitem__)
+    for i in range(4):
+        store.put(key_of(i), *pair(), {})
+    assert store.keys() == {key_of(0), key_of(2), key_of(3)}
+    store.put(key_of(4), *pair(), {})
+    assert store.keys() == {key_of(0), key_of(2), key_of(4)}
+    values[key_of(2)] = 9.0  # asked for meanwhile
+    store.put(key_of(5), *pair(), {})
+    assert store.keys() == {key_of(0), key_of(2), key_of(5)}
+    store.put(key_of(3), *pair(), {})
+    assert store.keys() == {key_of(2), key_of(3), key_of(5)}
+
+
+def test_one_scan_serves_many_evictions(tmp_path, monkeypatch):
+    size = size_of_one(tmp_path)
+    store = KVStore(tmp_path / "kv", budget_bytes=20 * size)
+    scans = []
+    scan = KVStore._scan
+    monkeypatch.setattr(KVStore, "_scan", lambda self: (scans.append(1), scan(self)))
+    for i in range(100):
+        store.put(key_of(i), *pair(), {})
+        store.get(key_of(0))
+        assert store._held == store.nbytes() <= 20 * size
+    assert store.keys() == {key_of(i) for i in (0, *range(81, 100))}
+    assert len(scans) == 1
+
+
+def test_what_another_process_used_or_removed_is_noticed_when_it_is_its_turn(tmp_path):
+    size = size_of_one(tmp_path)
+    ours, theirs = (KVStore(tmp_path / "kv", budget_bytes=3 * size) for _ in range(2))
+    for i in range(3):
+        ours.put(key_of(i), *pair(), {})
+    theirs.get(key_of(0))
+    theirs.delete(key_of(1))
+    ours.put(key_of(3), *pair(), {})
+    assert ours.keys() == {key_of(0), key_of(2), key_of(3)}
+    ours.put(key_of(4), *pair(), {})
+    assert ours.keys() == {key_of(0), key_of(3), key_of(4)}
+
+
+def test_what_another_process_put_goes_once_ours_does_not_suffice(tmp_path, monkeypatch):
+    size = size_of_one(tmp_path)
+    ours, theirs = KVStore(tmp_path / "kv", budget_bytes=2 * size), KVStore(tmp_path / "kv")
+    ours.put(key_of(0), *pair(), {})
+    for i in range(1, 9):
+        theirs.put(key_of(i), *pair(), {})
+    monkeypatch.setattr("epicrag.index.kvstore._SCAN_SECONDS", 0.0)
+    ours.put(key_of(9), *pair(), {})
+    ours.put(key_of(10), *pair(), {})
+    assert ours.keys() == {key_of(9), key_of(10)}
+
+
+def test_putting_another_pair_under_a_key_counts_once(tmp_path):
+    size = size_of_one(tmp_path)
+    store = KVStore(tmp_path / "kv", budget_bytes=2 * size)
+    store.put(key_of(0), *pair(), {})
+    for i in range(5):
+        store.put(key_of(1), *pair(i), {})
+    assert store.keys() == {key_of(0), key_of(1)}
+
+
+def test_two_stores_that_evict_at_once_stay_near_the_budget(tmp_path):
+    """As two processes do: each knows the other's files from its scans alone."""
+    size, bad = size_of_one(tmp_path), []
+
+    def churn(first):
+        store = KVStore(tmp_path / "kv", budget_bytes=6 * size)
+        for i in range(60):
+            store.put(key_of(first + i % 20), *pair(i % 20), {})
+            found = store.get(key_of(i % 40))
+            if isinstance(found, Missing) and found.reason == "damaged":
+                bad.append(found)
+
+    threads = [threading.Thread(target=churn, args=(first,)) for first in (0, 20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert bad == []
+    assert KVStore(tmp_path / "kv").nbytes() <= 2 * 6 * size
+    KVStore(tmp_path / "kv", budget_bytes=6 * size).put(key_of(99), *pair(), {})
+    assert KVStore(tmp_path / "kv").nbytes() <= 6 * size
+
+
 def test_gc_removes_what_nothing_refers_to_and_what_killed_writers_left(store):
     for i in range(3):
         size = store.put(key_of(i), *pair(i), {})

@@ -532,7 +532,7 @@ def test_readers_open_and_search_while_another_process_writes(catalog, add, tmp_
     """Whatever a reader sees is one state of the catalog, and no reader ever rebuilds for it."""
     add("/0", *np.split(random_units(3), 3))
     VectorIndex.open(catalog, tmp_path).refresh()
-    process = multiprocessing.get_context("spawn").Process(target=_write, args=(tmp_path, 120))
+    process = multiprocessing.get_context("spawn").Process(target=_write, args=(tmp_path, 60))
     process.start()
     readers = 0
     long_lived = VectorIndex.open(catalog, tmp_path)

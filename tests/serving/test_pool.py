@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epicrag.errors import DeviceError
+from epicrag.serving.entry import Entry
 from epicrag.serving.pool import NoPagesError, Pool
 
 
@@ -22,8 +23,8 @@ def make_pool(pages: int = 8) -> Pool:
     )
 
 
-def kv(rows: int, value: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.full((2, 1, rows, 4), value), torch.full((2, 1, rows, 4), -value)
+def kv(rows: int, value: float = 1.0) -> Entry:
+    return Entry(torch.full((2, 1, rows, 4), value), torch.full((2, 1, rows, 4), -value))
 
 
 def held(pool: Pool, key: str) -> torch.Tensor:
@@ -43,8 +44,8 @@ def test_a_budget_below_one_page_is_refused():
 
 def test_a_chunk_comes_back_as_it_was_filled():
     pool = make_pool()
-    pool.fill("a", *kv(37, 3.0))
-    assert torch.equal(held(pool, "a"), kv(37, 3.0)[0])
+    pool.fill("a", kv(37, 3.0))
+    assert torch.equal(held(pool, "a"), kv(37, 3.0).keys)
 
 
 def test_a_chunk_is_split_over_runs_when_no_single_one_is_long_enough():
@@ -52,28 +53,28 @@ def test_a_chunk_is_split_over_runs_when_no_single_one_is_long_enough():
     runs = [pool.allocate(16) for _ in range(6)]
     for index in (0, 2, 4):
         pool.release(runs[index])
-    pool.fill("a", *kv(48, 2.0))
+    pool.fill("a", kv(48, 2.0))
     assert len(pool.acquire("a")) == 3
-    assert torch.equal(held(pool, "a"), kv(48, 2.0)[0])
+    assert torch.equal(held(pool, "a"), kv(48, 2.0).keys)
 
 
 def test_the_least_recently_used_idle_chunk_goes_first():
     pool = make_pool(3)
     for key in "abc":
-        pool.fill(key, *kv(16))
+        pool.fill(key, kv(16))
     pool.acquire("a")
     pool.unpin("a")
-    pool.fill("d", *kv(16))
+    pool.fill("d", kv(16))
     assert [pool.has(key) for key in "abcd"] == [True, False, True, True]
 
 
 def test_a_chunk_that_is_read_is_never_evicted():
     pool = make_pool(2)
-    pool.fill("a", *kv(16, 5.0))
+    pool.fill("a", kv(16, 5.0))
     pool.acquire("a")
     with pytest.raises(DeviceError, match="needs 32 tokens of KV memory; 16 of 32 are free"):
-        pool.fill("b", *kv(32))
-    assert torch.equal(held(pool, "a"), kv(16, 5.0)[0])
+        pool.fill("b", kv(32))
+    assert torch.equal(held(pool, "a"), kv(16, 5.0).keys)
     pool.unpin("a")
     pool.check()
 
@@ -98,7 +99,7 @@ def test_adopted_runs_keep_their_rows_and_free_the_rest():
 
 def test_what_others_stand_behind_goes_after_them():
     pool = make_pool(4)
-    pool.fill("a", *kv(16))
+    pool.fill("a", kv(16))
     pool.adopt("b", pool.allocate(16), 16, parent="a")
     pool.adopt("c", pool.allocate(16), 16, parent="b")
     assert pool.idle_pages == 3
@@ -116,8 +117,8 @@ def test_what_others_stand_behind_goes_after_them():
 
 def test_a_request_that_cannot_be_served_evicts_nothing():
     pool = make_pool(3)
-    pool.fill("a", *kv(16))
-    pool.fill("b", *kv(16))
+    pool.fill("a", kv(16))
+    pool.fill("b", kv(16))
     pool.acquire("b")
     with pytest.raises(NoPagesError):
         pool.allocate(48)
@@ -130,16 +131,14 @@ def test_a_request_that_cannot_be_served_evicts_nothing():
 def test_what_leaves_is_told_before_its_pages_go():
     pool = make_pool(2)
     seen = []
-    pool.fill(
-        "a", *kv(20, 3.0), leave=lambda r: seen.append(pool.keys[:, :, r.runs[0].start].sum())
-    )
+    pool.fill("a", kv(20, 3.0), leave=lambda r: seen.append(pool.keys[:, :, r.runs[0].start].sum()))
     pool.allocate(32)
     assert seen == [3.0 * 8]
 
 
 def test_shared_pages_are_those_with_several_readers():
     pool = make_pool(4)
-    pool.fill("a", *kv(32))
+    pool.fill("a", kv(32))
     pool.acquire("a")
     assert pool.shared_pages == 0
     pool.acquire("a")
@@ -149,7 +148,7 @@ def test_shared_pages_are_those_with_several_readers():
 def test_rows_are_free_again_when_a_fill_fails():
     pool = make_pool(2)
     with pytest.raises(RuntimeError):
-        pool.fill("a", torch.zeros(2, 1, 16, 5), torch.zeros(2, 1, 16, 5))
+        pool.fill("a", Entry(torch.zeros(2, 1, 16, 5), torch.zeros(2, 1, 16, 5)))
     pool.check()
     assert pool.free_pages == 2
 
@@ -168,7 +167,7 @@ class Pages(RuleBasedStateMachine):
     def fill(self, key, rows, value):
         try:
             new = not self.pool.has(key)
-            self.pool.fill(key, *kv(rows, value))
+            self.pool.fill(key, kv(rows, value))
         except DeviceError:
             return
         if new:

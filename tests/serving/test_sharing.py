@@ -365,16 +365,17 @@ def test_what_leaves_the_pool_comes_back_from_host_memory_bit_for_bit(checkpoint
 
 
 def test_host_memory_keeps_its_budget_and_the_latest(checkpoint, tmp_path):
+    from epicrag.serving.entry import Entry
     from epicrag.serving.host import HostTier
 
     host = HostTier(1000)
-    pair = torch.zeros(1, 1, 20, 4), torch.zeros(1, 1, 20, 4)  # 320 bytes each in float16
+    entry = Entry(*[torch.zeros(1, 1, 20, 4)] * 2)  # 320 bytes each in float16
     for key in "abcd":
-        host.put(key, *pair, torch.float16)
+        host.put(key, entry, torch.float16)
         host.get("a")
     assert ["a" in host, "b" in host, "c" in host, "d" in host] == [True, False, True, True]
     assert host.nbytes == 960
-    host.put("large", torch.zeros(1, 1, 200, 4), torch.zeros(1, 1, 200, 4), torch.float16)
+    host.put("large", Entry(*[torch.zeros(1, 1, 200, 4)] * 2), torch.float16)
     assert (len(host), "large" in host) == (3, False)
 
 

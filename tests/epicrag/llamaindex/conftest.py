@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from epicrag.config import Config
-from epicrag.types import Chunk, Hit, Place, Receipt, Usage
+from epicrag.types import Chunk, Found, Hit, Place, Receipt, Relevance, Usage
 
 
 class Tokens:
@@ -106,15 +106,19 @@ class ToldPipeline:
         self.catalog = Shelf(dict(enumerate(chunks, 1)))
         self.queries: list[tuple[str, int | None]] = []
         self.scores = [0.9 - 0.1 * n for n in range(len(chunks))]
+        self.filters: list[Any] = []
         self.threads: set[str] = set()
         self.foretold: list[tuple[int, int]] = []
         self.is_closed = False
 
-    def search(self, query: str, *, k: int | None = None) -> list[Hit]:
+    def find(self, query: str, *, k: int | None = None, filter: Any = None) -> Found:
         self.queries.append((query, k))
+        self.filters.append(filter)
         self.threads.add(threading.current_thread().name)
         found = zip(self.catalog.rows.items(), self.scores, strict=True)
-        return [Hit(row, chunk, score) for (row, chunk), score in found][:k]
+        hits = [Hit(row, chunk, score) for (row, chunk), score in found][:k]
+        is_relevant = max(self.scores) >= 0.15
+        return Found(tuple(hits), Relevance(is_relevant, max(self.scores), 0.15, "auto"))
 
     def foretell_kv(self, prompt: Any, policy: Any, n_new: int) -> dict[int, int]:
         self.foretold.append((len(prompt.pieces), n_new))

@@ -1,0 +1,58 @@
+"""A sitemap to the addresses in it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import zlib
+from typing import NamedTuple
+
+_ROOT = re.compile(rb"<(?:[\w.-]+:)?(urlset|sitemapindex)\b")
+_HEAD_BYTES = 4096
+
+
+class Sitemap(NamedTuple):
+    """Addresses of pages, and of further sitemaps, in order, each once."""
+
+    pages: tuple[str, ...]
+    maps: tuple[str, ...]
+
+
+def parse_sitemap(data: bytes, max_bytes: int) -> Sitemap | None:
+    """Read a sitemap or an index of them, packed or not; None when it is something else."""
+    if data.startswith(b"\x1f\x8b"):
+        data = _unpacked(data, max_bytes)
+    found = _ROOT.search(data[:_HEAD_BYTES])
+    if found is None:
+        return None
+    is_index = found[1] == b"sitemapindex"
+    places = tuple(dict.fromkeys(_places(data, "sitemap" if is_index else "url")))
+    return Sitemap((), places) if is_index else Sitemap(places, ())
+
+
+def _unpacked(data: bytes, max_bytes: int) -> bytes:
+    """Unpack as much as is whole and allowed."""
+    pieces, size = [], 0
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            while (piece := file.read(1 << 16)) and size <= max_bytes:
+                pieces.append(piece)
+                size += len(piece)
+    except (OSError, EOFError, zlib.error):
+        pass
+    return b"".join(pieces)
+
+
+def _places(data: bytes, item: str) -> list[str]:
+    """Return the text of `loc` in each item, as far as the XML can be read."""
+    from lxml import etree
+
+    parser = etree.XMLParser(
+        resolve_entities=False, no_network=True, load_dtd=False, recover=True, huge_tree=False
+    )
+    root = etree.fromstring(data, parser)
+    if root is None:
+        return []
+    found = root.xpath("/*/*[local-name() = $item]/*[local-name() = 'loc']", item=item)
+    return [text for place in found if (text := (place.text or "").strip())]

@@ -1,0 +1,86 @@
+"""LlamaIndex's `MetadataFilters` as filters of the index."""
+
+from __future__ import annotations
+
+from llama_index.core.vector_stores.types import (
+    FilterCondition,
+    FilterOperator,
+    MetadataFilter,
+    MetadataFilters,
+)
+
+from epicrag.errors import UsageError
+from epicrag.index.fields import ALIASES
+from epicrag.index.filters import Both, Compare, Either, Every, Filter, Node, Not
+
+_OPERATORS = {
+    FilterOperator.EQ: "=",
+    FilterOperator.NE: "!=",
+    FilterOperator.GT: ">",
+    FilterOperator.GTE: ">=",
+    FilterOperator.LT: "<",
+    FilterOperator.LTE: "<=",
+    FilterOperator.IN: "in",
+    FilterOperator.ANY: "in",
+    FilterOperator.NIN: "not in",
+    FilterOperator.CONTAINS: "=",
+    FilterOperator.TEXT_MATCH: "~",
+    FilterOperator.TEXT_MATCH_INSENSITIVE: "~",
+}
+
+
+def to_filter(filters: MetadataFilters) -> Filter:
+    """Return the same filter for the index. UsageError: an operator that has no meaning there."""
+    comparisons: list[Compare] = []
+    return Filter(str(filters.model_dump()), _group(filters, comparisons), tuple(comparisons))
+
+
+def _group(filters: MetadataFilters, comparisons: list[Compare]) -> Node:
+    nodes = [
+        _group(one, comparisons) if isinstance(one, MetadataFilters) else _one(one, comparisons)
+        for one in filters.filters
+    ]
+    if not nodes:
+        return Every()
+    joint = Either if filters.condition == FilterCondition.OR else Both
+    whole = nodes[0]
+    for node in nodes[1:]:
+        whole = joint(whole, node)
+    return Not(whole) if filters.condition == FilterCondition.NOT else whole
+
+
+def _one(one: MetadataFilter, comparisons: list[Compare]) -> Node:
+    name = one.key.casefold()
+    name = ALIASES.get(name, name)
+    values = one.value if isinstance(one.value, list) else [one.value]
+    texts = tuple(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
+    if one.operator == FilterOperator.ALL:
+        nodes = [_compare(name, "=", (text,), comparisons) for text in texts]
+        whole = nodes[0] if nodes else Every()
+        for node in nodes[1:]:
+            whole = Both(whole, node)
+        return whole
+    if one.operator == FilterOperator.IS_EMPTY:
+        return Not(_compare(name, "~", ("*",), comparisons))
+    if one.operator not in _OPERATORS:
+        raise UsageError(
+            f"the index has no filter {one.operator.value!r} (field {one.key!r})",
+            f"it has {', '.join(operator.value for operator in _OPERATORS)}, all and is_empty",
+        )
+    operator = _OPERATORS[one.operator]
+    if operator == "~":
+        texts = tuple(f"*{_literal(text)}*" for text in texts)
+    return _compare(name, operator, texts, comparisons)
+
+
+def _compare(name: str, operator: str, values: tuple[str, ...], comparisons: list[Compare]) -> Node:
+    node = Compare(name, operator, values)
+    comparisons.append(node)
+    return node
+
+
+def _literal(text: str) -> str:
+    """Return a glob that fits this very text."""
+    from glob import escape
+
+    return escape(text)

@@ -1,0 +1,59 @@
+"""No passage repeats a better one."""
+
+from __future__ import annotations
+
+from epicrag.index.duplicates import gathered
+from epicrag.types import Chunk, Hit
+
+LONG = " ".join(f"word{n}" for n in range(100))
+
+
+def hit(path: str, text: str, title: str | None = None) -> Hit:
+    return Hit(1, Chunk(path, 0, 0, len(text), text, title), 0.5)
+
+
+def kept(*hits: Hit, k: int = 10) -> list[tuple[str, tuple[str, ...]]]:
+    return [(one.chunk.document, one.also) for one in gathered(hits, k)]
+
+
+def test_the_same_content_is_kept_once_and_names_the_others():
+    assert kept(hit("a", LONG), hit("b", LONG), hit("c", "else")) == [("a", ("b",)), ("c", ())]
+
+
+def test_the_same_text_under_another_header_is_kept_once():
+    assert kept(hit("a", LONG, "One"), hit("b", LONG, "Two")) == [("a", ("b",))]
+
+
+def test_nearly_the_same_text_is_kept_once():
+    assert kept(hit("a", LONG), hit("b", LONG.upper().replace("WORD50", "other"))) == [
+        ("a", ("b",))
+    ]
+
+
+def test_a_part_of_a_better_passage_is_left_out():
+    assert kept(hit("a", LONG), hit("b", LONG[:200])) == [("a", ("b",))]
+
+
+def test_a_much_longer_passage_is_kept_beside_the_part_it_holds():
+    assert len(kept(hit("a", LONG[:200]), hit("b", LONG))) == 2
+
+
+def test_texts_that_share_much_and_differ_are_both_kept():
+    assert len(kept(hit("a", LONG), hit("b", LONG[:400] + LONG[::-1]))) == 2
+
+
+def test_a_text_without_spaces_is_compared_by_characters():
+    text = "今天天气很好明天下雨后天又是晴天我们去公园散步吧大家都很高兴"
+    assert kept(hit("a", text), hit("b", text[1:])) == [("a", ("b",))]
+
+
+def test_texts_without_words_are_equal_only_if_they_are():
+    assert len(kept(hit("a", "!!"), hit("b", "??"))) == 2
+
+
+def test_two_passages_of_one_document_do_not_name_it():
+    assert kept(hit("a", LONG), hit("a", LONG + " ")) == [("a", ())]
+
+
+def test_no_more_than_k_are_kept():
+    assert len(kept(*(hit(f"{n}", f"text number n{n}") for n in range(9)), k=4)) == 4
