@@ -58,13 +58,13 @@ def _coverage(status: Status) -> list[tuple[str, str]]:
     """How many chunks have their KV, how much of the budget it takes, and how often it was there when wanted."""
     lines = []
     if status.chunks:
-        lines.append(("KV of chunks", f"{status.chunks_with_kv:,} of {status.chunks:,}"))
+        lines.append(("covered", f"{status.chunks_with_kv:,} of {status.chunks:,} chunks have KV"))
     if status.kv_budget is not None:
         share = status.kv_bytes / status.kv_budget if status.kv_budget else 1.0
-        lines.append(("KV budget", f"{size(status.kv_budget)}, {share:.0%} used"))
+        lines.append(("budget", f"{size(status.kv_budget)} for KV, {share:.0%} used"))
     if status.retrievals:
         share = status.retrievals_with_kv / status.retrievals
-        lines.append(("retrievals", f"{status.retrievals:,} passages, {share:.0%} with KV"))
+        lines.append(("retrieved", f"{status.retrievals:,} passages, {share:.0%} with KV"))
     return lines
 
 

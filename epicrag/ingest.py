@@ -458,10 +458,18 @@ class _Run:
             pending, fitting = self._pending(), None
         catalog.set_setting("kv_own_keys", json.dumps(sorted(engine.own_keys())))
         if fitting is None:
+            self._compile_own(engine)
             fitting = self._that_fits(engine.kv_bytes_per_token, pending)
         self._compile_all(engine, fitting)
         catalog.set_setting("kv_identity", identity)
         return engine.own_keys()
+
+    def _compile_own(self, engine: Engine) -> None:
+        """Store the engine's own entries before the budget is shared out: without them nothing is compiled."""
+        if self.tools.config.kv_disk is not None:
+            self.tools.uses.expect({})
+            for _ in engine.compile(()):
+                pass
 
     def _pending(self) -> dict[int, int]:
         """Return row: tokens of the chunks that lack their KV, the most retrieved first, then in reading order."""

@@ -62,6 +62,7 @@ class Uses:
     def expect(self, worth: Mapping[str, float]) -> None:
         """Say what KV is worth that is about to be stored, and that the catalog does not know yet."""
         self._expected = dict(worth)
+        self._read_at = -math.inf
 
     def worth(self, key: str) -> float:
         """What KV on disk is worth: how often its passage was retrieved. Never fails."""

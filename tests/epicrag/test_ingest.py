@@ -61,15 +61,6 @@ def test_kv_that_finds_no_room_on_disk_is_left_to_first_use_and_said(bench, monk
     assert bench.ingest().kv_chunks == 1  # with room, the next run goes on
 
 
-def test_a_budget_for_kv_is_not_exceeded(bench):
-    for name in "abc":
-        bench.write(f"{name}.txt", f"{name} four words here")
-    with bench.open(kv_disk=9 * bench.engine.kv_bytes_per_token) as pipeline:
-        result = pipeline.ingest([bench.docs])
-    assert result.kv_chunks == 2
-    assert "finds no room" in result.notes[0]
-
-
 @pytest.mark.parametrize(
     ("setting", "flag"), [({"max_file_mb": 1}, "--max-file-mb"), ({"max_chars": 10}, "--max-chars")]
 )
