@@ -26,6 +26,9 @@ class Limits:
     max_chars: int = 20_000_000
     max_pages: int = 5_000
     max_pdf_seconds: float = 120.0
+    ocr: str = "auto"
+    """Pages without text are read by OCR: "auto", where it is installed; "all", pictures too; "never"."""
+    max_ocr_seconds: float = 900.0
     max_archive_members: int = 10_000
     max_inflated_bytes: int = 500 * MEBIBYTE
     max_inflation_ratio: int = 300
@@ -146,3 +149,9 @@ class Watch:
             raise RefusedError(too_long(n_chars, self._limits.max_chars))
         if time.thread_time() > self._deadline:
             raise RefusedError(took_too_long(self._limits.max_file_seconds))
+
+
+def ocr_too_slow(done: int, n_pages: int, limit: float) -> Unread:
+    """The answer for a scan over `max_ocr_seconds`."""
+    reason = f"OCR stopped after {done:,} of {n_pages:,} pages, at the limit of {limit:g} seconds"
+    return Unread("skipped", f"{reason} per file; raise it with --max-ocr-seconds")
