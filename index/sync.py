@@ -39,7 +39,7 @@ def plan(
 ) -> Plan:
     """Compare what was found with the documents known below `roots` or `held`; the others are not touched.
 
-    A document is unchanged if its digest is. An entry that cannot be digested (OSError) is planned as
+    A document is unchanged if its digest is. An entry that cannot be digested is planned as
     added or changed, so that reading it reports why. Nothing at or below a path of `spare` (what could
     not be looked at) is deleted.
     """
@@ -95,7 +95,7 @@ def is_below(path: str, roots: AbstractSet[str]) -> bool:
 def _digest(entry: Entry) -> str | None:
     try:
         return entry.digest()
-    except OSError:
+    except Exception:  # noqa: BLE001 - of whatever is read: reading it says what is wrong
         return None
 
 

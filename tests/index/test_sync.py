@@ -252,3 +252,15 @@ def test_touched_file_is_unchanged(catalog, make, tmp_path):
     os.utime(file, (1, 1))
     result = plan(catalog, [File(str(file), 4, Limits())], [str(tmp_path)])
     assert paths(result.unchanged) == [str(file)]
+
+
+@pytest.mark.parametrize("error", [TypeError, RecursionError, AssertionError])
+def test_whatever_a_digest_raises_is_said_when_the_document_is_read(tree, error):
+    def fault():
+        raise error
+
+    tree.files = {"/d/a": "1"}
+    tree.ingest()
+    entry = InMemory("/d/a", "1")
+    entry.digest = fault
+    assert plan(tree.catalog, [entry], ["/d"]).change == (entry,)
