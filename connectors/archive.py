@@ -131,7 +131,7 @@ class _Outer:
     def load(self) -> bytes | Unread:
         from epicrag.connectors.read import load
 
-        return load(self.path, self.max_bytes)
+        return load(self.path, self.max_bytes, follow=False)
 
 
 @dataclass(frozen=True, slots=True)

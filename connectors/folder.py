@@ -14,6 +14,7 @@ from epicrag.connectors.archive import Shelf, is_archive, members
 from epicrag.connectors.base import Limits, file_too_big
 from epicrag.connectors.decode import decode
 from epicrag.connectors.found import Found
+from epicrag.connectors.opened import open_regular
 from epicrag.types import Document, FileReport, Unread
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class File:
     def read(self) -> Document | Unread:
         from epicrag.connectors.read import read
 
-        return read(self.path, limits=self.limits)
+        return read(self.path, limits=self.limits, follow=False)
 
     def refusal(self) -> str | None:
         from epicrag.connectors.read import refusal
@@ -64,7 +65,7 @@ class File:
 
 def file_digest(path: str) -> str:
     """Return the SHA-256 of a file's bytes in hex, without holding them in memory."""
-    with open(path, "rb") as file:
+    with open_regular(path, follow=False) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -85,6 +86,7 @@ class Rules:
 
 
 _RULES = Rules()
+_MAX_IGNORE_BYTES = 1 << 20
 _NO_LIMITS = Limits()
 
 
@@ -219,6 +221,9 @@ class _Tour:
         except OSError as error:
             self._fail(folder, f"the folder cannot be opened: {_why(error)}")
             return
+        if os.path.islink(folder):  # since it was found
+            self._link(folder)
+            return
         if (status.st_dev, status.st_ino) in self.seen:
             return
         self.seen.add((status.st_dev, status.st_ino))
@@ -322,12 +327,12 @@ def _ignores_of(folder: str) -> Iterator[_Ignores]:
     """Read a folder's ignore files; the rules of `.epicragignore` come last, so they win."""
     from pathspec import GitIgnoreSpec
 
+    from epicrag.connectors.read import load
+
     lines: list[str] = []
     for name in IGNORE_FILES:
-        try:
-            decoded = decode(Path(folder, name).read_bytes())
-        except OSError:
-            continue
+        data = load(os.path.join(folder, name), _MAX_IGNORE_BYTES)
+        decoded = data if isinstance(data, Unread) else decode(data)
         if not isinstance(decoded, Unread):
             lines += [line for line in decoded.text.split("\n") if _is_rule(line)]
     if lines:
