@@ -26,6 +26,7 @@ from epicrag.connectors.base import (
     too_inflated,
     too_many_members,
 )
+from epicrag.connectors.found import told_apart
 from epicrag.types import Document, FileReport, Unread
 
 if TYPE_CHECKING:
@@ -85,16 +86,23 @@ class Listing:
     entries: tuple[Entry, ...]
     reports: tuple[FileReport, ...]
     passed: Mapping[str, str]
+    spare: frozenset[str]
+    """Archives that could not be listed."""
 
 
 def members(path: str, limits: Limits, shelf: Shelf, why_ignored: WhyIgnored) -> Listing:
     """List the members of an archive file, those of archives within it too, as deep as the limits say."""
     tour = _Tour(limits, shelf, why_ignored, Watch(limits))
     tour.visit(_Outer(path, limits.max_file_bytes), 0)
-    return Listing(tuple(tour.entries), tuple(tour.reports), tour.passed)
+    return Listing(
+        entries=tuple(tour.entries),
+        reports=tuple(told_apart(tour.reports, {entry.path for entry in tour.entries}).values()),
+        passed=tour.passed,
+        spare=frozenset(report.path for report in tour.reports if report.status == "failed"),
+    )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Shelf:
     """Keeps the archives that were opened last, so that one pass over their members opens each once."""
 
@@ -146,6 +154,9 @@ class Member:
     @property
     def path(self) -> str:
         return f"{self.archive.path}!/{self.item.name}"
+
+    def __str__(self) -> str:
+        return f"member {self.item.number + 1} of {self.archive.path}"
 
     @property
     def size(self) -> int:

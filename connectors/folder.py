@@ -49,6 +49,9 @@ class File:
     size: int
     limits: Limits
 
+    def __str__(self) -> str:
+        return "a file"
+
     def digest(self) -> str:
         return file_digest(self.path)
 
@@ -136,11 +139,10 @@ def walk(
     tour = _Tour(roots, limits, rules, None if only is None else frozenset(only))
     for root in roots:
         tour.visit(root)
+    tour.tell_of_links()
     answered = roots if only is None else [o for o in only if any(_is_below(o, r) for r in roots)]
     return Found(
-        entries=tuple(
-            entry for _, entries in sorted(tour.entries.items()) for entry in entries.values()
-        ),
+        entries=tuple(entry for _, entries in sorted(tour.entries.items()) for entry in entries),
         reports=tuple(sorted(tour.reports.values(), key=lambda report: report.path)),
         roots=tuple(_slashes(root) for root in answered),
         spare=frozenset(tour.unseen),
@@ -162,8 +164,8 @@ class _Tour:
     limits: Limits
     rules: Rules
     only: frozenset[str] | None = None
-    entries: dict[str, dict[str, Entry]] = field(default_factory=dict)
-    """By the file they are in, and their own path: one of an ordinary file, many of an archive."""
+    entries: dict[str, tuple[Entry, ...]] = field(default_factory=dict)
+    """By the file they are in: one of an ordinary file, many of an archive."""
     reports: dict[str, FileReport] = field(default_factory=dict)
     passed: dict[str, str] = field(default_factory=dict)
     unseen: set[str] = field(default_factory=set)
@@ -172,6 +174,9 @@ class _Tour:
     """Folders, by device and inode."""
     waiting: list[tuple[str, _Above]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
+    led: dict[str, str] = field(default_factory=dict)
+    """Links to what lies below a root, and where they lead."""
+    followed: set[str] = field(default_factory=set)
     way: frozenset[str] = frozenset()
     """What lies above `only`."""
 
@@ -270,7 +275,7 @@ class _Tour:
             self._archive(path, ignores)
         else:
             path = _slashes(path)
-            self.entries[path] = {path: File(path, status.st_size, self.limits)}
+            self.entries[path] = (File(path, status.st_size, self.limits),)
 
     def _archive(self, path: str, ignores: _Above) -> None:
         """Take the members of an archive as files of their own."""
@@ -279,9 +284,9 @@ class _Tour:
             return self._why_ignored(os.path.basename(member), member, is_folder, ignores)
 
         listing = members(_slashes(path), self.limits, self.shelf, why_ignored)
-        self.entries[_slashes(path)] = {entry.path: entry for entry in listing.entries}
+        self.entries[_slashes(path)] = listing.entries
         self.reports.update((report.path, report) for report in listing.reports)
-        self.unseen.update(r.path for r in listing.reports if r.status == "failed")
+        self.unseen.update(listing.spare)
         self.passed.update(listing.passed)
 
     def _link(self, path: str) -> None:
@@ -295,6 +300,7 @@ class _Tour:
         if any(_is_below(target, root) for root in self.roots):
             self._skip(path, f"link to {_shown(target)}, which is read there and not twice")
             self.links.append((path, target))
+            self.led[path] = target
         else:
             self._skip(path, f"link out of the given folders, to {_shown(target)}: not followed")
 
@@ -309,8 +315,19 @@ class _Tour:
         if not passed or target in self.rules.never:
             return
         self.passed.pop(_slashes(target), None)
+        self.followed.add(target)
         self._take(target, os.stat(target), ())
         self._walk()
+
+    def tell_of_links(self) -> None:
+        """When all is visited: correct what was said of links to what is passed over."""
+        for path, target in self.led.items():
+            places = list(_up(target))
+            why = next(
+                (self.passed[_slashes(at)] for at in places if _slashes(at) in self.passed), None
+            )
+            if why is not None and self.followed.isdisjoint(places):
+                self._skip(path, f"link to {_shown(target)}, which is not read: {why}")
 
     def _fail(self, path: str, reason: str) -> None:
         """Report what could not be looked at, unlike a link or a device, which is passed over."""

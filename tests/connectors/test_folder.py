@@ -235,3 +235,14 @@ def test_an_ignore_file_that_is_a_pipe_holds_nothing_up(tmp_path: Path):
     make(tmp_path, "a.txt")
     os.mkfifo(tmp_path / ".gitignore")
     assert names(walk([tmp_path]), tmp_path) == ["a.txt"]
+
+
+def test_a_link_to_what_is_passed_over_is_not_said_to_be_read(tmp_path: Path):
+    make(tmp_path, ".h/x.txt", "b.txt")
+    (tmp_path / "to_hidden.txt").symlink_to(".h/x.txt")
+    (tmp_path / "to_b.txt").symlink_to("b.txt")
+    said = reasons(walk([tmp_path]), tmp_path)
+    assert (said["to_hidden.txt"] or "").endswith("which is not read: it is hidden")
+    assert (said["to_b.txt"] or "").endswith("which is read there and not twice")
+    said = reasons(walk([tmp_path], rules=Rules(follow_links=True)), tmp_path)
+    assert (said["to_hidden.txt"] or "").endswith("which is read there and not twice")

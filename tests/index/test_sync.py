@@ -264,3 +264,10 @@ def test_whatever_a_digest_raises_is_said_when_the_document_is_read(tree, error)
     entry = InMemory("/d/a", "1")
     entry.digest = fault
     assert plan(tree.catalog, [entry], ["/d"]).change == (entry,)
+
+
+def test_of_entries_with_one_path_none_is_dropped_unsaid(tree):
+    one, two = InMemory("/d/a", "1"), InMemory("/d/a", "2")
+    planned = plan(tree.catalog, [one, two], ["/d"])
+    assert planned.add == (two,) and planned.twice == ((one, two),)
+    assert plan(tree.catalog, [one, one], ["/d"]).twice == ()
