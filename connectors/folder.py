@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +15,7 @@ from epicrag.connectors.archive import Shelf, is_archive, members
 from epicrag.connectors.base import Limits, file_too_big
 from epicrag.connectors.decode import decode
 from epicrag.connectors.found import Found
+from epicrag.connectors.globs import MAX_RULE_CHARS, bounded
 from epicrag.connectors.opened import open_regular
 from epicrag.types import Document, FileReport, Unread
 
@@ -233,7 +235,7 @@ class _Tour:
             return
         self.seen.add((status.st_dev, status.st_ino))
         if self.rules.ignore_files:
-            ignores = (*ignores, *_ignores_of(folder))
+            ignores = (*ignores, *_ignores_of(folder, self._skip))
         for item in items:
             if self._is_wanted(item.path) and (below := self._item(item, ignores)) is not None:
                 yield below, ignores
@@ -340,7 +342,7 @@ class _Tour:
         self.reports[path] = FileReport(path, "skipped", reason)
 
 
-def _ignores_of(folder: str) -> Iterator[_Ignores]:
+def _ignores_of(folder: str, say: Callable[[str, str], None]) -> Iterator[_Ignores]:
     """Read a folder's ignore files; the rules of `.epicragignore` come last, so they win."""
     from pathspec import GitIgnoreSpec
 
@@ -351,9 +353,17 @@ def _ignores_of(folder: str) -> Iterator[_Ignores]:
         data = load(os.path.join(folder, name), _MAX_IGNORE_BYTES)
         decoded = data if isinstance(data, Unread) else decode(data)
         if not isinstance(decoded, Unread):
-            lines += [line for line in decoded.text.split("\n") if _is_rule(line)]
+            rules = [line for line in decoded.text.split("\n") if _is_rule(line)]
+            sound = [line for line in rules if _is_bounded(line)]
+            if len(sound) < len(rules):
+                long = next(line for line in rules if line not in sound)
+                say(
+                    os.path.join(folder, name),
+                    f"too many wildcards in a rule, passed over: {long:.100}",
+                )
+            lines += sound
     if lines:
-        yield _Ignores(folder, GitIgnoreSpec.from_lines(lines))
+        yield _Ignores(folder, _bound(GitIgnoreSpec.from_lines(lines)))
 
 
 def _is_rule(line: str) -> bool:
@@ -361,10 +371,27 @@ def _is_rule(line: str) -> bool:
     from pathspec import GitIgnoreSpec
 
     try:
-        GitIgnoreSpec.from_lines([line])
+        GitIgnoreSpec.from_lines([line[: MAX_RULE_CHARS + 1]])
     except ValueError:
         return False
     return bool(line.strip())
+
+
+def _is_bounded(line: str) -> bool:
+    from pathspec import GitIgnoreSpec
+
+    if len(line) > MAX_RULE_CHARS:
+        return False
+    rules = GitIgnoreSpec.from_lines([line]).patterns
+    return all(rule.regex is None or bounded(rule.regex.pattern) for rule in rules)
+
+
+def _bound(spec: GitIgnoreSpec) -> GitIgnoreSpec:
+    """See to it that no name takes long to be held against the rules."""
+    for rule in spec.patterns:
+        if rule.regex is not None and (regex := bounded(rule.regex.pattern)) is not None:
+            rule.regex = re.compile(regex)
+    return spec
 
 
 def _matches(ignores: _Above, path: str, is_folder: bool) -> str | None:

@@ -246,3 +246,12 @@ def test_a_link_to_what_is_passed_over_is_not_said_to_be_read(tmp_path: Path):
     assert (said["to_b.txt"] or "").endswith("which is read there and not twice")
     said = reasons(walk([tmp_path], rules=Rules(follow_links=True)), tmp_path)
     assert (said["to_hidden.txt"] or "").endswith("which is read there and not twice")
+
+
+def test_a_rule_made_to_take_for_ever_holds_nothing_up(tmp_path: Path):
+    make(tmp_path, "a" * 200, "a" * 200 + "b", "c.txt")
+    rules = ["*a" * 25 + "b", "**/a/" * 30 + "b", "x" * 2_000, "c*"]
+    (tmp_path / ".gitignore").write_text("\n".join(rules))
+    found = walk([tmp_path])
+    assert names(found, tmp_path) == ["a" * 200]
+    assert "too many wildcards" in (reasons(found, tmp_path)[".gitignore"] or "")
