@@ -190,9 +190,9 @@ def _anchors(document: Document, label: object) -> tuple[Anchor, ...]:
     if label is None or not str(label).strip():
         return document.anchors
     text = str(label).strip()
-    if text.isdecimal() and int(text) > 0:
+    if text.isdecimal() and len(text) < 10 and int(text) > 0:
         return (Anchor(0, page=int(text)),)
-    return (Anchor(0, part=f"page {text}"),)
+    return (Anchor(0, part=f"page {text[:100]}"),)
 
 
 def _plain(value: Any) -> Any:

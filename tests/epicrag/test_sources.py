@@ -315,6 +315,13 @@ def test_a_document_whose_metadata_are_odd_is_read_all_the_same(bench):
         assert [row.path for row in pipeline.catalog.documents()] == ["reader:odd/odd"]
 
 
+@pytest.mark.parametrize("label", ["9" * 5000, str(10**30)])
+def test_a_page_label_that_is_no_page_number_is_a_label(bench, label):
+    with bench.open() as pipeline:
+        odd = document("words", id_="a", metadata={"page_label": label})
+        assert pipeline.ingest_documents([odd], root="x").counts == {"added": 1}
+
+
 def test_standard_input_of_one_name_is_not_below_another(bench):
     with bench.open() as pipeline:
         pipeline.ingest_bytes("a.md/b.md", b"one", Manner())
