@@ -101,7 +101,7 @@ def rank_of(hits: Sequence[Hit], answer: str) -> int | None:
     return next(ranks, None)
 
 
-def run(pipeline: Any, folder: Path, cases: Sequence[Case], **options: Any) -> Iterator[Found]:
+def run(pipeline: Any, folder: Path, cases: Sequence[Case]) -> Iterator[Found]:
     """Ingest the folder, and yield what became of each file of the manifest."""
     result = pipeline.ingest([folder / case.file for case in cases], kv=False, yes=True)
     reports = {report.path: report for report in result.files}
@@ -111,13 +111,13 @@ def run(pipeline: Any, folder: Path, cases: Sequence[Case], **options: Any) -> I
         status = "added" if report and report.status == "unchanged" else report and report.status
         found = Found(case, status or "missing", report.reason if report else None)
         if found.is_asked:
-            found = _asked(pipeline, f"{root}/{case.file}", found, options)
+            found = _asked(pipeline, f"{root}/{case.file}", found)
         yield found
 
 
-def _asked(pipeline: Any, path: str, found: Found, options: dict[str, Any]) -> Found:
+def _asked(pipeline: Any, path: str, found: Found) -> Found:
     case = found.case
-    hits = pipeline.search(case.question, k=FIRST, **options)
+    hits = pipeline.search(case.question, k=FIRST)
     rank = rank_of(hits, case.answer)
     text = "".join(chunk.text for _, chunk in pipeline.catalog.chunks(path))
     own = rank is not None and hits[rank - 1].chunk.document == path
@@ -185,12 +185,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases, folder = cases_of(given.manifest), given.manifest.parent
     if given.max_bytes:
         cases = [c for c in cases if (folder / c.file).stat().st_size <= given.max_bytes]
-    options = {"mode": given.mode} if given.mode else {}
+    flags = {"search_mode": given.mode} if given.mode else {}
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         index = str(given.index or Path(scratch) / "index")
-        with Pipeline.open(create=True, index=index) as pipeline:
-            found = list(run(pipeline, folder, cases, **options))
+        with Pipeline.open(create=True, index=index, **flags) as pipeline:
+            found = list(run(pipeline, folder, cases))
     facts = report(found)
     print(
         json.dumps(

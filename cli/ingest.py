@@ -106,6 +106,16 @@ def ingest(
     max_pdf_seconds: Annotated[
         float | None, typer.Option("--max-pdf-seconds", help="Skip PDFs that take longer to read.")
     ] = None,
+    ocr: Annotated[
+        str | None,
+        typer.Option(
+            "--ocr", help="auto: scanned PDFs, where OCR is installed; all: images too; never."
+        ),
+    ] = None,
+    max_ocr_seconds: Annotated[
+        float | None,
+        typer.Option("--max-ocr-seconds", help="Skip scans that OCR takes longer for."),
+    ] = None,
     max_archive_members: Annotated[
         int | None, typer.Option("--max-archive-members", help="Skip archives of more members.")
     ] = None,
@@ -134,6 +144,8 @@ def ingest(
         "max_chars": max_chars,
         "max_pages": max_pages,
         "max_pdf_seconds": max_pdf_seconds,
+        "ocr": ocr,
+        "max_ocr_seconds": max_ocr_seconds,
         "max_archive_members": max_archive_members,
         "max_inflated_mb": max_inflated_mb,
         "max_inflation_ratio": max_inflation_ratio,

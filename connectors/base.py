@@ -26,6 +26,9 @@ class Limits:
     max_chars: int = 20_000_000
     max_pages: int = 5_000
     max_pdf_seconds: float = 120.0
+    ocr: str = "auto"
+    """Pages without text are read by OCR: "auto", where it is installed; "all", pictures too; "never"."""
+    max_ocr_seconds: float = 900.0
     max_archive_members: int = 10_000
     max_inflated_bytes: int = 500 * MEBIBYTE
     max_inflation_ratio: int = 300
@@ -103,7 +106,7 @@ def too_dense(name: str, ratio: float, limit: int) -> Unread:
 
 def took_too_long(limit: float) -> Unread:
     """The answer for a file over `max_file_seconds`."""
-    reason = f"reading was stopped at the limit of {limit:g} seconds per file"
+    reason = f"reading was stopped at the limit of {limit:g} seconds of work per file"
     return Unread("skipped", f"{reason}; raise it with --max-file-seconds")
 
 
@@ -131,15 +134,24 @@ def refusing(
 
 
 class Watch:
-    """Watches over one file's limits while it is read: seconds from now on, and characters."""
+    """Watches over one file's limits while it is read: seconds from now on, and characters.
+
+    Seconds of work, not of waiting: a busy machine must not decide which files are in the index.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._deadline = time.monotonic() + limits.max_file_seconds
+        self._deadline = time.thread_time() + limits.max_file_seconds
 
     def check(self, n_chars: int = 0) -> None:
         """Raise RefusedError when time is up, or when so many characters are too many."""
         if n_chars > self._limits.max_chars:
             raise RefusedError(too_long(n_chars, self._limits.max_chars))
-        if time.monotonic() > self._deadline:
+        if time.thread_time() > self._deadline:
             raise RefusedError(took_too_long(self._limits.max_file_seconds))
+
+
+def ocr_too_slow(done: int, n_pages: int, limit: float) -> Unread:
+    """The answer for a scan over `max_ocr_seconds`."""
+    reason = f"OCR stopped after {done:,} of {n_pages:,} pages, at the limit of {limit:g} seconds"
+    return Unread("skipped", f"{reason} per file; raise it with --max-ocr-seconds")

@@ -7,10 +7,9 @@ import struct
 from dataclasses import dataclass
 
 from epicrag.connectors.base import Limits, Parsed, Watch, refusing
-from epicrag.connectors.draft import Draft
 from epicrag.connectors.margins import only_in_margins
 from epicrag.connectors.ole import open_ole, stream, summary
-from epicrag.connectors.properties import real_title
+from epicrag.connectors.prose import Prose
 from epicrag.connectors.rows import one_line
 from epicrag.connectors.tables import TableCell, TableRow, write_table
 from epicrag.connectors.word97 import (
@@ -51,18 +50,7 @@ def parse_doc(data: bytes, limits: Limits) -> Parsed | Unread:
         reader.run()
     except (struct.error, IndexError) as error:
         return damaged(str(error))
-    draft, meta = reader.draft, summary(ole)
-    title = reader.title or reader.sole_heading or real_title(str(meta.get("title", "")))
-    meta.pop("title", None)
-    return Parsed(
-        text=draft.text(),
-        media="application/msword",
-        title=title,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
-        meta={**meta, **({"title": title} if title else {})},
-    )
+    return reader.prose.parsed("application/msword", summary(ole))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +71,8 @@ class _Reader:
         self._cell: list[str] = []
         self._rows: list[TableRow] = []
         self._pending: list[_Note] = []
-        self._in_list = False
-        self._tops: list[tuple[int, str]] = []
-        self.draft = Draft()
-        self.title: str | None = None
-
-    @property
-    def sole_heading(self) -> str | None:
-        """The first heading, where all others are below it."""
-        return self._tops[0][1] if len(self._tops) == 1 else None
+        self.prose = Prose()
+        self.draft = self.prose.draft
 
     def run(self) -> None:
         start, end = self._word.part("body")
@@ -141,32 +122,8 @@ class _Reader:
     def _write(self, text: str, known: Paragraph) -> None:
         if not text.strip() or self._word.is_contents(known):
             return
-        level = self._word.level(known)
-        if level is not None:
-            self._heading(one_line(text), level)
-        elif known.in_list:
-            self.draft.open("row", "\n" if self._in_list else "\n\n")
-            self.draft.write_exact("  " * known.depth + "- " + text)
-            self.draft.close()
-            self._in_list = True
-        else:
-            self._plain(text)
-
-    def _heading(self, text: str, level: int) -> None:
-        if level == 0 and self.title is None:
-            self.title = text[:200]
-        if level > 0 and (not self._tops or level <= self._tops[0][0]):
-            self._tops.append((level, text[:200]))
-        self._in_list = False
-        self.draft.open("heading")
-        self.draft.write(text)
-        self.draft.close(level)
-
-    def _plain(self, text: str) -> None:
-        self._in_list = False
-        self.draft.open("paragraph")
-        self.draft.write(text)
-        self.draft.close()
+        mark = "-" if known.in_list else None
+        self.prose.text(text, self._word.level(known), mark, known.depth)
 
     # --- tables ---
 
@@ -181,7 +138,7 @@ class _Reader:
             self._cell = []
             self._end_row()
         if self._rows:
-            self._in_list = False
+            self.prose.end_list()
             write_table(self.draft, self._rows, self._watch)
             self._rows = []
             self._tell()
@@ -192,7 +149,7 @@ class _Reader:
         pending, self._pending = self._pending, []
         for note in pending:
             if note.text:
-                self._plain(f"{note.label}{note.text}{note.end}")
+                self.prose.plain(f"{note.label}{note.text}{note.end}")
 
     def _read_notes(self) -> dict[int, _Note]:
         """The notes by the place in the body where they are referred to."""
@@ -241,7 +198,7 @@ class _Reader:
             self.draft.leave_headings()
         for line in re.split("[\r\x07\x0c]", self._plain_fields(self._word.text(start, end))):
             if text := _clean(line).strip():
-                self._plain(text)
+                self.prose.plain(text)
 
     def _margins(self) -> None:
         texts = []
@@ -256,7 +213,7 @@ class _Reader:
             texts += [(kind, _clean(line)) for line in lines]
         self.draft.leave_headings()
         for line in only_in_margins(texts, self.draft.text()):
-            self._plain(line)
+            self.prose.plain(line)
 
     @staticmethod
     def _plain_fields(text: str) -> str:

@@ -9,10 +9,9 @@ from epicrag.connectors.base import Limits, Parsed, Watch, refusing
 from epicrag.connectors.charts import chart_rows, diagram_texts
 from epicrag.connectors.docx_styles import Numbers, Styles, W, as_int, is_on, number_of
 from epicrag.connectors.docx_text import Inline, Runs, is_placeholder
-from epicrag.connectors.draft import Draft
 from epicrag.connectors.margins import only_in_margins
 from epicrag.connectors.ooxml import Package
-from epicrag.connectors.properties import real_title
+from epicrag.connectors.prose import Prose
 from epicrag.connectors.rows import RowWriter, one_line
 from epicrag.connectors.tables import TableCell, TableRow, write_table
 from epicrag.connectors.xmls import iterate_xml, local
@@ -34,19 +33,7 @@ def parse_docx(data: bytes, limits: Limits) -> Parsed | Unread:
         )
     reader = _Reader(package, limits)
     reader.run()
-    draft = reader.draft
-    meta = package.meta()
-    title = reader.title or reader.sole_heading or real_title(str(meta.get("title", "")))
-    meta.pop("title", None)
-    return Parsed(
-        text=draft.text(),
-        media=MEDIA,
-        title=title,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
-        meta={**meta, **({"title": title} if title else {})},
-    )
+    return reader.prose.parsed(MEDIA, package.meta())
 
 
 def _head_of(package: Package) -> str:
@@ -74,15 +61,8 @@ class _Reader:
         self._notes: dict[str, dict[str, Any]] = {}
         self._told: set[tuple[str, str]] = set()
         self._pending: list[tuple[str, str]] = []
-        self._in_list = False
-        self.draft = Draft()
-        self.title: str | None = None
-        self._tops: list[tuple[int, str]] = []  # the first heading, and those as high or higher
-
-    @property
-    def sole_heading(self) -> str | None:
-        """The first heading, where all others are below it: of several chapters none is the title."""
-        return self._tops[0][1] if len(self._tops) == 1 else None
+        self.prose = Prose()
+        self.draft = self.prose.draft
 
     def run(self) -> None:
         with self._package.open(self._package.main) as file:
@@ -137,12 +117,7 @@ class _Reader:
         number = number_of(properties) if properties is not None else None
         number = number or self._styles.number(style)
         mark = self._numbers.mark(*number) if number and number[0] != "0" else None
-        if level is not None:
-            self._heading(f"{mark} {text}" if mark and mark != "-" else text, level)
-        elif mark is not None and number is not None:
-            self._item(text, mark, number[1])
-        else:
-            self._plain(text)
+        self.prose.text(text, level, mark, number[1] if number else 0)
 
     def _level(self, properties: Any, style: str | None) -> int | None:
         """The level of a heading, from 1; 0 for the title; None for what is none."""
@@ -151,30 +126,6 @@ class _Reader:
         if level is None:
             return self._styles.level(style)
         return level + 1 if 0 <= level < 9 else None
-
-    def _heading(self, text: str, level: int) -> None:
-        text = one_line(text)
-        if level == 0 and self.title is None:
-            self.title = text[:200]
-        if level > 0 and (not self._tops or level <= self._tops[0][0]):
-            self._tops.append((level, text[:200]))
-        self._in_list = False
-        self.draft.open("heading")
-        self.draft.write(text)
-        self.draft.close(level)
-
-    def _item(self, text: str, mark: str, depth: int) -> None:
-        self.draft.open("row", "\n" if self._in_list else "\n\n")
-        self.draft.write_exact("  " * depth + (f"{mark} " if mark else ""))
-        self.draft.write_exact(text)
-        self.draft.close()
-        self._in_list = True
-
-    def _plain(self, text: str) -> None:
-        self._in_list = False
-        self.draft.open("paragraph")
-        self.draft.write(text)
-        self.draft.close()
 
     # --- what hangs on a paragraph ---
 
@@ -185,19 +136,19 @@ class _Reader:
             self._blocks(box)
         for kind, target in inline.drawings:
             if kind == "image":
-                self._plain(f"[Image: {target}]")
+                self.prose.plain(f"[Image: {target}]")
             elif (relation := self._relations.get(target)) and self._package.has(relation.target):
                 self._drawing(kind, self._package.xml(relation.target))
 
     def _drawing(self, kind: str, root: Any) -> None:
-        self._in_list = False
+        self.prose.end_list()
         if kind == "diagram":
             for text in diagram_texts(root):
-                self._plain(text)
+                self.prose.plain(text)
             return
         title, rows = chart_rows(root)
         if title:
-            self._plain(title)
+            self.prose.plain(title)
         if rows:
             with RowWriter(self.draft, rows[0]) as writer:
                 for row in rows[1:]:
@@ -219,9 +170,11 @@ class _Reader:
                 continue
             if kind == "comment":
                 author = one_line(node.get(f"{W}author") or "")
-                self._plain(f"[Comment by {author}: {text}]" if author else f"[Comment: {text}]")
+                self.prose.plain(
+                    f"[Comment by {author}: {text}]" if author else f"[Comment: {text}]"
+                )
             else:
-                self._plain(f"{kind.capitalize()} {self._runs.numbers.get(key, note)}: {text}")
+                self.prose.plain(f"{kind.capitalize()} {self._runs.numbers.get(key, note)}: {text}")
 
     def _leftovers(self) -> None:
         """Comments that nothing in the body refers to."""
@@ -255,7 +208,7 @@ class _Reader:
     # --- tables ---
 
     def _table(self, node: Any) -> None:
-        self._in_list = False
+        self.prose.end_list()
         rows = list(_children(node, "tr"))
         if all(len(list(_children(row, "tc"))) <= 1 for row in rows):
             for row in rows:  # one column: a frame around text, not a table
@@ -314,7 +267,7 @@ class _Reader:
         ]
         self.draft.leave_headings()
         for line in only_in_margins(texts, self.draft.text()):
-            self._plain(line)
+            self.prose.plain(line)
 
 
 def _style_of(properties: Any) -> str | None:

@@ -58,22 +58,26 @@ _BROKEN = -12.0
 _STRANGE = -12.0  # a letter or sign that hardly anyone uses
 _FOREIGN = -10.0  # a letter of the language's script that the language does not have
 _BORROWED = -7.5  # a letter that stands in names of Western Europe, whatever the language
-_LONELY = -3.0
+_LONELY = -5.0
 _USUAL_SIGN = -5.0
 _CAPITAL = -1.6
 _WRONG_CASE = -3.0
 _MIXED = -5.0
 _INSIDE = -4.0
+_FIRST_LOOK = 500
+_LOOKED_AT_AGAIN = 10
+"""So many bytes tell which pages can still be right; only those are looked at in full."""
 _MAX_ASCII = 100
 """So many ASCII letters have a say in which Latin language it is: an English preface must not decide."""
 
 _USUAL = frozenset(
-    "\u00a0–—‘’“”„…«»°§€£©®·•№×½²³¡¿™†´ºª、。，！？「」：；（）《》『』・〜～،؛؟।‚‹›"
+    "\u00a0–—‘’“”„…«»°§€£©®·•№±×÷½²³¡¿™†´ºª、。，！？「」：；（）《》『』・〜～،؛؟।‚‹›"
 )
 _WESTERN = "áéíóöüñçàèâêôåäøæœïëúîûãõ"
 _LONE_LETTER = re.compile(
     "(?<![\\w\u0e00-\u0e7f])[^\\W\\d_\x00-\x7fàèéêóáôúíìòоОиИвВсСкКуУаАяЯіІйїєοηόήΟΗ\u3000-\uffff](?![\\w\u0e00-\u0e7f])"
 )
+_BRACKET_INSIDE = re.compile(r"(?<=[A-Za-z])[\[\]{}|\\^~](?=[a-z])|\b[\[\]{}|\\^~](?=[a-z])")
 _SIGN_INSIDE = re.compile(
     "(?<=[^\\W\\d_])[^\\w\\s\x00-\x7f’‘´·\u0300-\u036f\u0591-\u06ff\u0900-\u0e7f\u3000-\u9fff\uff00-\uffef]+(?=[^\\W\\d_])"
 )
@@ -93,12 +97,27 @@ def best_guess(sample: bytes, pages: dict[str, float], *, whole: bool = True) ->
 
     Where the sample is not the `whole` of the bytes, its end may cut a character in half.
     """
+    if len(sample) > 2 * _FIRST_LOOK:
+        pages = _possible(sample[:_FIRST_LOOK], pages)
     readings: dict[str, Guess] = {}
     for page, prior in pages.items():
-        text = codecs.getincrementaldecoder(page)("replace").decode(sample, final=whole)
+        text = _decoded(sample, page, whole)
         if text not in readings:  # in two pages the same: the likelier one's
             readings[text] = Guess(page, text, prior + likelihood(text))
     return max(readings.values(), key=lambda guess: guess.score)
+
+
+def _possible(beginning: bytes, pages: dict[str, float]) -> dict[str, float]:
+    """The pages that can still be right after a look at the first bytes."""
+    texts = {page: _decoded(beginning, page, whole=False) for page in pages}
+    scores = {text: likelihood(text) for text in set(texts.values())}
+    ranked = sorted(pages, key=lambda page: -(scores[texts[page]] + pages[page]))
+    least = scores[texts[ranked[:_LOOKED_AT_AGAIN][-1]]]
+    return {page: pages[page] for page in pages if scores[texts[page]] >= least}
+
+
+def _decoded(sample: bytes, page: str, whole: bool) -> str:
+    return codecs.getincrementaldecoder(page)("replace").decode(sample, final=whole)
 
 
 def likelihood(text: str) -> float:
@@ -182,8 +201,10 @@ def _in(table: dict[str, float], letters: Counter[str]) -> float:
 
 def _habits(text: str) -> float:
     """What writers do not do: scripts mixed within a word, capitals behind small letters, signs inside words."""
-    total = _INSIDE * len(_SIGN_INSIDE.findall(text)) + _LONELY * len(_LONE_LETTER.findall(text))
-    for before, after in _adjacent(text):
+    n_inside = len(_SIGN_INSIDE.findall(text)) + len(_BRACKET_INSIDE.findall(text))
+    total = _INSIDE * n_inside + _LONELY * len(_LONE_LETTER.findall(text))
+    for pair in _adjacent(text):
+        before, after = pair[0], pair[1]
         first, second = _script(before), _script(after)
         if first != second and not {first, second} <= _TOGETHER:
             total += _MIXED

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from epicrag.connectors.base import Parsed
 from epicrag.connectors.draft import Draft
+from epicrag.connectors.html_meta import og_title, page_meta
 from epicrag.connectors.html_parts import Parts
 from epicrag.types import Unread
 
@@ -98,6 +99,8 @@ def parse_html(text: str, encoding: str | None = None) -> Parsed | Unread:
         encoding=encoding,
         anchors=draft.anchors(),
         blocks=tuple(draft.blocks),
+        tables=draft.tables(),
+        meta=page_meta(root),
     )
 
 
@@ -107,6 +110,8 @@ def _title(root: Any, first_heading: str | None) -> str | None:
     title = " ".join((node.text_content() if node is not None else "").split())
     if first_heading and (not title or first_heading in _BETWEEN_NAMES.split(title)):
         title = first_heading
+    if not title or title.lower() in _NO_TITLES:
+        title = og_title(root) or ""
     if title.lower() in _NO_TITLES or len(title) > _MAX_TITLE_CHARS:
         return None
     return title or None
@@ -121,6 +126,9 @@ class _Writer:
         self.first_heading: str | None = None
         self._pre = 0
         self._row: list[int] = []  # cells written in each open row of a data table
+        self._table_start = 0
+        self._in_head = False
+        self._head_end = 0  # where the rows end that say what the columns are; 0: there are none
         self._lists: list[int | None] = []  # next number of each open list; None: bullets
         self._prefix = ""  # bullet or number of the list item just entered
         self._pending = False  # the prefix is not written yet
@@ -158,6 +166,9 @@ class _Writer:
             self._new("code")
         elif tag == "tr" and self.parts.is_data(node):
             self._new("row", "\n" if self._is_next_row(node) else "\n\n")
+            if self.parts.is_first_row(node):
+                self._table_start, self._head_end = self.draft.length, 0
+                self._in_head = True
             self._row.append(0)
         elif tag in ("td", "th") and self._row:
             self._cell()
@@ -185,6 +196,11 @@ class _Writer:
         elif tag == "tr" and self._row and self.parts.is_data(node):
             self._row.pop()
             self._new("paragraph")
+            self._in_head = self._in_head and self.parts.is_head_row(node)
+            if self._in_head:
+                self._head_end = self.draft.length
+        elif tag == "table" and self._head_end:
+            self._end_table()
         elif tag in ("ul", "ol", "menu", "dir"):
             self._lists.pop()
             self._boundary()
@@ -234,6 +250,15 @@ class _Writer:
         else:
             self.draft.trim()
             self._write("\n")
+
+    def _end_table(self) -> None:
+        """Note the table that ends here, when it has rows below its head."""
+        self._new("paragraph")
+        if self.draft.length > self._head_end:
+            written = self.draft.text_from(self._table_start)
+            head = written[: self._head_end - self._table_start].strip()
+            self.draft.table(self._table_start, head)
+        self._head_end = 0
 
     def _is_next_row(self, node: Any) -> bool:
         """Does a row of the same table stand right before this row?"""

@@ -147,6 +147,14 @@ class Parts:
         table = next(row.iterancestors("table"), None)
         return table is None or next(table.iter("tr"), None) is row
 
+    def is_head_row(self, row: Any) -> bool:
+        """Does the row say what the columns are: in a `thead`, or of nothing but `th`?"""
+        parent = row.getparent()
+        if parent is not None and parent.tag == "thead":
+            return True
+        cells = [cell for cell in row if cell.tag in _CELLS]
+        return len(cells) > 1 and all(cell.tag == "th" for cell in cells)
+
     def _judge(self, node: Any) -> bool:
         tag = node.tag
         if tag == "aside" and _NOTES.search(f"{node.get('class', '')} {node.get('role', '')}"):

@@ -28,13 +28,14 @@ _TOLD = {"from": "From", "to": "To", "cc": "Cc", "date": "Date", "subject": "Sub
 _MULTIPART = re.compile(rb"content-type:\s*(?:multipart/|message/rfc822)", re.IGNORECASE)
 _MAX_MULTIPARTS = 200
 _MAX_DEPTH = 5
-_ATTACHED = Limits(
+ATTACHED = Limits(
     max_file_bytes=20 << 20,
     max_chars=1_000_000,
     max_pages=500,
     max_pdf_seconds=20,
     max_file_seconds=20,
 )
+"""How much an attachment may ask of the machine, so that a mail of many is read all the same."""
 _MAX_TITLE_CHARS = 200
 
 
@@ -125,12 +126,10 @@ def _attachment(draft: Draft, name: str, part: Message, watch: Watch, depth: int
         if message is not None and not isinstance(message, Unread) and depth < _MAX_DEPTH:
             write_message(draft, message, watch, depth + 1)
         return
-    page = (
-        read_bytes(name, data, limits=_ATTACHED) if len(data) <= _ATTACHED.max_file_bytes else None
-    )
+    page = read_bytes(name, data, limits=ATTACHED) if len(data) <= ATTACHED.max_file_bytes else None
     if isinstance(page, Document):
         graft(draft, page, level=depth + 2)
     elif part.get_content_maintype() == "text":
         text = part_text(part)
-        if len(text) <= _ATTACHED.max_chars and not is_blank(text):
+        if len(text) <= ATTACHED.max_chars and not is_blank(text):
             graft(draft, parse_text(text), level=depth + 2)

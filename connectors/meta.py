@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from epicrag.connectors import dates
+
 if TYPE_CHECKING:
     from epicrag.types import MetaValue
 
@@ -52,7 +54,7 @@ def iso_date(text: str) -> str | None:
         return _joined(int(found[3]), _month(found[2]), int(found[1]))
     if found := _MONTH_FIRST.search(text):
         return _joined(int(found[3]), _month(found[1]), int(found[2]))
-    return None
+    return dates.iso_date(text)
 
 
 def _joined(year: int, month: int, day: int) -> str | None:

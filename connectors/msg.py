@@ -7,12 +7,17 @@ import struct
 from typing import Any
 
 from epicrag.connectors.base import Limits, Parsed, RefusedError, Watch, refusing
+from epicrag.connectors.dates import dated
 from epicrag.connectors.draft import Draft
+from epicrag.connectors.formats import extension_of
+from epicrag.connectors.graft import graft
+from epicrag.connectors.mail import ATTACHED
 from epicrag.connectors.ole import open_ole, stream
+from epicrag.connectors.read import read_bytes
 from epicrag.connectors.rows import one_line
 from epicrag.connectors.rtf_words import codec_of
-from epicrag.connectors.text import paragraphs
-from epicrag.types import MetaValue, Unread
+from epicrag.connectors.text import parse_text
+from epicrag.types import Document, MetaValue, Unread
 
 _SUBJECT, _BODY, _HTML, _RICH = "0037", "1000", "1013", "1009"
 _SENDER = (("0C1A", "0042"), ("5D01", "0C1F", "5D02", "0065"))
@@ -23,28 +28,38 @@ _HEADER, _INNER_HEADER = 32, 24
 """Bytes before the first entry of the table of properties: of the file, and of a message within it."""
 _EPOCH = datetime.datetime(1601, 1, 1, tzinfo=datetime.UTC)
 _MAX_DEPTH = 5
+_MAX_TITLE_CHARS = 200
 _MAX_RICH = 64 << 20
 
 
 @refusing
 def parse_msg(data: bytes, limits: Limits) -> Parsed | Unread:
-    """Read a message; messages attached to it follow as pages of their own."""
+    """Read a message. Attachments are named, and read where a reader takes them; so are messages within it."""
     ole = open_ole(data, "Outlook e-mail", ("__properties_version1.0",))
     reader = _Reader(ole, limits)
     try:
-        reader.message([], 0)
+        facts = reader.message([], 0)
     except struct.error as error:
         return Unread("failed", f"damaged Outlook e-mail: {error}; copy or download it again")
     draft = reader.draft
+    subject = facts["subject"]
     return Parsed(
         text=draft.text(),
         media="application/vnd.ms-outlook",
-        title=reader.subject,
+        title=subject if subject and len(subject) <= _MAX_TITLE_CHARS else None,
         anchors=draft.anchors(),
         blocks=tuple(draft.blocks),
         tables=draft.tables(),
-        meta=reader.meta,
+        meta=_meta(facts),
     )
+
+
+def _meta(facts: dict[str, str]) -> dict[str, MetaValue]:
+    meta: dict[str, MetaValue] = {key: facts[key] for key in ("subject", "from") if facts[key]}
+    people = tuple(name.strip() for name in facts["to"].split(";") if name.strip())
+    if people:
+        meta["to"] = people if len(people) > 1 else people[0]
+    return meta | dated(facts["date"])
 
 
 class _Reader:
@@ -56,38 +71,21 @@ class _Reader:
         self._watch = Watch(limits)
         self._names = {tuple(entry) for entry in ole.listdir(streams=True, storages=True)}
         self._codec = "cp1252"
-        self._count = 0
         self.draft = Draft()
-        self.subject: str | None = None
-        self.meta: dict[str, MetaValue] = {}
 
-    def message(self, folder: list[str], depth: int) -> None:
-        """Write the message that a folder of the file holds; [] is the file itself."""
+    def message(self, folder: list[str], depth: int) -> dict[str, str]:
+        """Write the message that a folder of the file holds, [] for the file itself; return its head."""
         self._watch.check(self.draft.length)
-        self._count += 1
-        draft = self.draft
-        draft.page, draft.part = self._count, f"message {self._count}"
-        draft.leave_headings()
         numbers = self._numbers(folder, _INNER_HEADER if folder else _HEADER)
         self._codec = next((codec_of(numbers[t]) for t in _CODE_PAGES if t in numbers), "cp1252")
         facts = self._facts(folder, numbers)
-        subject = facts.pop("subject")
-        if self._count == 1:
-            self.subject = subject[:200] or None
-            known = {"subject": subject, **facts}
-            self.meta = {name: text for name, text in known.items() if text}
-            if self.subject:
-                self.meta["title"] = self.subject
-            if facts["date"]:
-                self.meta |= {"date": facts["date"][:10], "year": int(facts["date"][:4])}
-        if subject:
-            draft.open("heading")
-            draft.write(subject)
-            draft.close(1)
-        lines = [f"{name.capitalize()}: {text}" for name, text in facts.items() if text]
-        self._plain("\n".join(lines))
-        self._body(folder)
+        self.draft.enter(depth + 1, facts["subject"])
+        self._plain(
+            "\n".join(f"{name.capitalize()}: {text}" for name, text in facts.items() if text)
+        )
+        self._body(folder, depth)
         self._attachments(folder, depth)
+        return facts
 
     def _facts(self, folder: list[str], numbers: dict[int, int]) -> dict[str, str]:
         names, addresses = _SENDER
@@ -96,11 +94,11 @@ class _Reader:
         sender = name if not address or address == name else f"{name} <{address}>".strip()
         moment = numbers.get(_SENT) or numbers.get(_RECEIVED) or 0
         return {
-            "subject": self._line(folder, _SUBJECT),
             "from": sender,
             "to": self._line(folder, _TO) or self._recipients(folder),
             "cc": self._line(folder, _CC),
             "date": _moment(moment),
+            "subject": self._line(folder, _SUBJECT),
         }
 
     def _recipients(self, folder: list[str]) -> str:
@@ -115,20 +113,19 @@ class _Reader:
 
     # --- the text ---
 
-    def _body(self, folder: list[str]) -> None:
+    def _body(self, folder: list[str], depth: int) -> None:
         """Write the plain text, else the web page, else the Rich Text."""
         plain = self._text(folder, _BODY).replace("\r\n", "\n").replace("\r", "\n").strip()
-        if plain:
-            for block in paragraphs(plain, 0, len(plain)):
-                self._plain(plain[block.start : block.end])
-            return
         page = self._binary(folder, _HTML) or self._text(folder, _HTML).encode("utf-8")
-        parsed = self._page(page) if page.strip() else self._rich(self._binary(folder, _RICH))
+        parsed: Parsed | Unread | None
+        if plain:
+            parsed = parse_text(plain)
+        else:
+            parsed = self._page(page) if page.strip() else self._rich(self._binary(folder, _RICH))
+        if isinstance(parsed, Unread) and parsed.status != "empty":
+            raise RefusedError(parsed)
         if isinstance(parsed, Parsed):
-            for block in parsed.blocks:
-                self.draft.open("row" if block.kind == "row" else "paragraph")
-                self.draft.write(parsed.text[block.start : block.end])
-                self.draft.close()
+            graft(self.draft, parsed, level=depth + 1)
 
     def _page(self, data: bytes) -> Parsed | Unread:
         from epicrag.connectors.decode import decode
@@ -153,19 +150,26 @@ class _Reader:
     # --- attachments ---
 
     def _attachments(self, folder: list[str], depth: int) -> None:
-        names, inner = [], []
         for storage in self._storages(folder, "__attach_version1.0_#"):
             name = self._line(storage, "3707") or self._line(storage, "3704")
             name = name or self._line(storage, "3001")
-            if name:
-                names.append(name)
             message = [*storage, "__substg1.0_3701000D"]
             if (*message, "__properties_version1.0") in self._names:
-                inner.append(message)
-        if names:
-            self._plain(f"Attachments: {', '.join(names)}")
-        for message in inner if depth < _MAX_DEPTH else ():
-            self.message(message, depth + 1)
+                if depth < _MAX_DEPTH:
+                    self.message(message, depth + 1)
+            elif name:
+                self._attachment(name, self._binary(storage, "3701"), depth)
+
+    def _attachment(self, name: str, data: bytes, depth: int) -> None:
+        """Name an attachment, and write what is in it where it can be read and is not too long."""
+        self.draft.enter(depth + 2, name)
+        self._plain(f"Attachment: {name}")
+        # A message of its own would not know how deep it is.
+        if len(data) > ATTACHED.max_file_bytes or extension_of(name) in ("msg", "eml", "mbox"):
+            return
+        page = read_bytes(name, data, limits=ATTACHED)
+        if isinstance(page, Document):
+            graft(self.draft, page, level=depth + 2)
 
     def _storages(self, folder: list[str], prefix: str) -> list[list[str]]:
         depth = len(folder)

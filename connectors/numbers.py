@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from functools import lru_cache
 from typing import NamedTuple
@@ -46,7 +47,7 @@ def shown(value: object, form: str | None = None) -> str:
 
 def plain_number(value: float) -> str:
     """A number in full, without a tail of zeros or of rounding errors."""
-    if value != value or value in (float("inf"), float("-inf")):
+    if not math.isfinite(value):
         return str(value)
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
         return str(int(value))
@@ -54,8 +55,8 @@ def plain_number(value: float) -> str:
 
 
 def _number(value: float, form: str) -> str:
-    shape = _shape(_section(form, value))
-    if shape is None or value != value or abs(value) == float("inf"):
+    shape = _shape(form, value < 0)
+    if shape is None or not math.isfinite(value):
         return plain_number(value)
     scaled = value * 100 if shape.percent else value
     if shape.power:
@@ -69,17 +70,12 @@ def _number(value: float, form: str) -> str:
     return f"{sign}{shape.before}{text.lstrip('-')}{shape.after}".strip()
 
 
-def _section(form: str, value: float) -> str:
-    """The part of a format that a value's sign chooses."""
-    parts = re.findall(r'(?:"[^"]*"|\\.|[^;])+', form)
-    if len(parts) > 1 and value < 0:
-        return str(parts[1])
-    return str(parts[0]) if parts else "General"
-
-
-@lru_cache(maxsize=512)
-def _shape(section: str) -> _Shape | None:
-    """Take a format apart; None for one that says nothing of how a number looks."""
+@lru_cache(maxsize=1024)
+def _shape(form: str, negative: bool) -> _Shape | None:
+    """Take a format apart, or that part of it which is for negative numbers; None for one that says nothing
+    of how a number looks."""
+    parts = re.findall(r'(?:"[^"]*"|\\.|[^;])+', form) or ["General"]
+    section = parts[1] if negative and len(parts) > 1 else parts[0]
     before, after, digits = "", "", None
     percent = power = False
     for token in _TOKENS.finditer(section):

@@ -33,13 +33,13 @@ _DAMAGE = (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, OSErro
 _PROPERTIES = {
     "title": "title",
     "creator": "author",
-    "initial-creator": "author",
     "date": "date",
-    "creation-date": "date",
     "subject": "subject",
     "keyword": "keywords",
     "language": "language",
 }
+_FIRST = {"initial-creator": "author", "creation-date": "date"}
+"""What holds only where nobody has changed the document since."""
 _SKIPPED = frozenset(
     [
         "tracked-changes",
@@ -120,12 +120,10 @@ class OdfPackage:
             name = local(node)
             if name == "keyword":
                 keywords.append(node.text or "")
+            elif name in _FIRST and node.text:
+                values.setdefault(_FIRST[name], node.text)
             elif name in _PROPERTIES and node.text:
-                # The last author and date stand before the first ones, in any order.
-                if name not in ("initial-creator", "creation-date") or not values.get(
-                    _PROPERTIES[name]
-                ):
-                    values[_PROPERTIES[name]] = node.text
+                values[_PROPERTIES[name]] = node.text
         return metadata({**values, "keywords": ", ".join(keywords)})
 
     def _check_lock(self, kind: str) -> None:

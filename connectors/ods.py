@@ -89,13 +89,15 @@ def _rows(
 ) -> Iterator[Row]:
     """Yield the rows of a sheet up to its end, and let go of each."""
     text = OdfText()
-    number = 1
+    number, size = 1, 0
     node = first
     while node is not None and node is not sheet:
         watch.check()
         repeats = _count(node, "number-rows-repeated", 1 << 21)
         cells = _cells(node, number, text, merges)
         for at in range(min(repeats, _MAX_REPEATS) if cells else 0):
+            size += sum(len(cell.text) for cell in cells)
+            watch.check(size)
             yield Row(number + at, cells)
         number += repeats
         node.clear()

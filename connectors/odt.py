@@ -14,7 +14,6 @@ from epicrag.connectors.base import (
     too_many_parts,
 )
 from epicrag.connectors.docx_text import image_text
-from epicrag.connectors.draft import Draft
 from epicrag.connectors.odf import (
     DRAW,
     OFFICE,
@@ -30,8 +29,7 @@ from epicrag.connectors.odf import (
     OdfText,
     table_rows,
 )
-from epicrag.connectors.properties import real_title
-from epicrag.connectors.rows import one_line
+from epicrag.connectors.prose import Prose
 from epicrag.connectors.tables import write_table
 from epicrag.connectors.xmls import iterate_xml, local
 from epicrag.types import Unread
@@ -41,6 +39,16 @@ _LENGTH = re.compile(r"(-?[\d.]+)\s*(cm|mm|in|pt|pc|px)?")
 _UNITS = {"cm": 1.0, "mm": 0.1, "in": 2.54, "pt": 0.0353, "pc": 0.423, "px": 0.0265, None: 1.0}
 _MARGINS = frozenset(["page-number", "date-time", "footer", "header", "page"])
 _MAX_DEPTH = 40
+_TOPS = (
+    f"{OFFICE}automatic-styles",
+    f"{OFFICE}annotation",
+    f"{DRAW}frame",
+    f"{DRAW}g",
+    f"{TABLE}table",
+    *(TEXT + name for name in ("h", "p", "list", "section", "numbered-paragraph")),
+    *(TEXT + name for name in ("table-of-content", "bibliography", "tracked-changes")),
+)
+"""What may stand directly in the body of a text."""
 
 
 @refusing
@@ -48,12 +56,9 @@ def parse_odt(data: bytes, limits: Limits) -> Parsed | Unread:
     """Read a text document. Tracked deletions, hidden text and tables of contents are left out."""
     package = OdfPackage(data, limits, "OpenDocument text", "text")
     reader = _Reader(package, limits)
-    tags = (f"{OFFICE}automatic-styles", f"{OFFICE}annotation", f"{DRAW}frame", f"{DRAW}g")
-    tags += tuple(TEXT + name for name in ("h", "p", "list", "section", "numbered-paragraph"))
-    tags += tuple(TEXT + name for name in ("table-of-content", "bibliography", "tracked-changes"))
     reader.styles(package.xml("styles.xml"))
     with package.open("content.xml") as file:
-        for node in iterate_xml(file, "content.xml", (*tags, f"{TABLE}table")):
+        for node in iterate_xml(file, "content.xml", _TOPS):
             above = node.getparent()
             if node.tag == f"{OFFICE}automatic-styles":
                 reader.styles(node)
@@ -62,7 +67,7 @@ def parse_odt(data: bytes, limits: Limits) -> Parsed | Unread:
                 node.clear()
                 while node.getprevious() is not None:
                     del above[0]
-    return _parsed(reader, package, f"{_MEDIA}text")
+    return reader.prose.parsed(f"{_MEDIA}text", package.meta())
 
 
 @refusing
@@ -78,22 +83,7 @@ def parse_odp(data: bytes, limits: Limits) -> Parsed | Unread:
         raise RefusedError(too_many_parts(len(slides), limits.max_pages, "slides"))
     for number, slide in enumerate(slides, 1):
         reader.slide(slide, number)
-    return _parsed(reader, package, f"{_MEDIA}presentation")
-
-
-def _parsed(reader: _Reader, package: OdfPackage, media: str) -> Parsed:
-    draft, meta = reader.draft, package.meta()
-    title = reader.title or reader.sole_heading or real_title(str(meta.get("title", "")))
-    meta.pop("title", None)
-    return Parsed(
-        text=draft.text(),
-        media=media,
-        title=title,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
-        meta={**meta, **({"title": title} if title else {})},
-    )
+    return reader.prose.parsed(f"{_MEDIA}presentation", package.meta())
 
 
 class _Reader:
@@ -106,15 +96,8 @@ class _Reader:
         self._titles = {"Title"}
         self._parents: dict[str, str] = {}
         self._numbered: dict[str, set[int]] = {}
-        self._tops: list[tuple[int, str]] = []
-        self._in_list = False
-        self.draft = Draft()
-        self.title: str | None = None
-
-    @property
-    def sole_heading(self) -> str | None:
-        """The first heading, where all others are below it."""
-        return self._tops[0][1] if len(self._tops) == 1 else None
+        self.prose = Prose()
+        self.draft = self.prose.draft
 
     def styles(self, root: Any) -> None:
         """Take note of the styles that hide text, of those of titles, and of lists with numbers."""
@@ -142,7 +125,7 @@ class _Reader:
             self._paragraph(node)
         elif name == "list":
             self._list(node, 0, node.get(f"{TEXT}style-name", ""))
-            self._in_list = False
+            self.prose.end_list()
         elif node.tag == f"{TABLE}table":
             self._table(node)
         elif node.tag.startswith(DRAW):
@@ -158,16 +141,8 @@ class _Reader:
         inline = self._text.read(node)
         text = inline.text.strip()
         level = self._level(node, style)
-        if text and level is not None:
-            self._heading(f"{mark} {text}" if mark and mark != "-" else text, level)
-        elif text and mark is not None:
-            self.draft.open("row", "\n" if self._in_list else "\n\n")
-            self.draft.write_exact("  " * depth + (f"{mark} " if mark else ""))
-            self.draft.write_exact(text)
-            self.draft.close()
-            self._in_list = True
-        elif text:
-            self._plain(text)
+        if text:
+            self.prose.text(text, level, mark, depth)
         self._attached(inline)
 
     def _level(self, node: Any, style: str) -> int | None:
@@ -186,22 +161,6 @@ class _Reader:
             seen.add(style)
             style = self._parents.get(style, "")
         return False
-
-    def _heading(self, text: str, level: int) -> None:
-        text = one_line(text)
-        if level == 0 and self.title is None:
-            self.title = text[:200]
-        if level > 0 and (not self._tops or level <= self._tops[0][0]):
-            self._tops.append((level, text[:200]))
-        self.draft.open("heading")
-        self.draft.write(text)
-        self.draft.close(level)
-
-    def _plain(self, text: str) -> None:
-        self._in_list = False
-        self.draft.open("paragraph")
-        self.draft.write(text)
-        self.draft.close()
 
     def _list(self, node: Any, depth: int, style: str) -> None:
         """Write a list; of several paragraphs in an item only the first has a mark."""
@@ -224,7 +183,7 @@ class _Reader:
                     self.block(child)
 
     def _table(self, node: Any) -> None:
-        self._in_list = False
+        self.prose.end_list()
         rows = list(table_rows(node, self._text))
         if all(len(row.cells) <= 1 for row in rows):
             for cell in node.iter(f"{TABLE}table-cell"):  # a frame around text, not a table
@@ -241,7 +200,7 @@ class _Reader:
         for label, node in inline.notes:
             if text := self._text.line(node):
                 is_comment = label.startswith("Comment")
-                self._plain(f"[{label}: {text}]" if is_comment else f"{label}: {text}")
+                self.prose.plain(f"[{label}: {text}]" if is_comment else f"{label}: {text}")
 
     def _frame(self, node: Any, depth: int) -> None:
         """Write what a frame or a shape holds: text, a table, an object, or what stands for an image."""
@@ -257,7 +216,7 @@ class _Reader:
                 self._object(self._package.object(child.get(f"{XLINK}href")))
                 return  # a picture of it may follow
             elif name in ("desc", "title") and (text := image_text(child.text)):
-                self._plain(f"[Image: {text}]")
+                self.prose.plain(f"[Image: {text}]")
 
     def _object(self, root: Any) -> None:
         """Write an embedded chart's numbers, or a formula."""
@@ -268,11 +227,11 @@ class _Reader:
             if annotation is not None:
                 annotation.getparent().remove(annotation)
             if text := "".join(part.strip() for part in root.itertext()):
-                self._plain(text)
+                self.prose.plain(text)
             return
         for title in root.iter():
             if local(title) == "title" and (text := self._text.line(title)):
-                self._plain(text)
+                self.prose.plain(text)
         for table in root.iter(f"{TABLE}table"):
             self._table(table)
 
@@ -282,13 +241,10 @@ class _Reader:
         """Write a slide: its title, its shapes in reading order, its notes."""
         self.draft.page, self.draft.part = number, f"slide {number}"
         self.draft.leave_headings()
-        self._tops = [(0, "")]  # titles of slides are no titles of the whole
         shapes = [child for child in node if child.tag != f"{PRESENTATION}notes"]
         titles = [shape for shape in shapes if shape.get(f"{PRESENTATION}class") == "title"]
         if titles and (text := self._text.line(titles[0])):
-            self._heading(text, 1)
-            if number == 1:
-                self.title = text[:200]
+            self.prose.slide(number, text)
         for shape in sorted(shapes, key=_position):
             if shape not in titles[:1] and shape.get(f"{PRESENTATION}class") not in _MARGINS:
                 if local(shape) == "annotation":
@@ -297,7 +253,7 @@ class _Reader:
                     self._frame(shape, 1)
         for frame in node.iterfind(f"{PRESENTATION}notes/{DRAW}frame"):
             if frame.get(f"{PRESENTATION}class") == "notes" and (text := self._text.line(frame)):
-                self._plain(f"Notes: {text}")
+                self.prose.plain(f"Notes: {text}")
 
 
 def _comment_label(node: Any) -> str:

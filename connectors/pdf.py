@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 from epicrag.connectors.base import Limits, Parsed, too_long, too_many_pages, too_slow
 from epicrag.connectors.decode import is_blank
 from epicrag.connectors.draft import Draft
+from epicrag.connectors.meta import meta_of
 from epicrag.connectors.pdf_chars import Characters, is_right_to_left, may_be_tabular
 from epicrag.connectors.pdf_layout import HEAD, ROW, arranged
+from epicrag.connectors.pdf_scan import read_scans, why_not_read, without_text
 from epicrag.types import Unread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from epicrag.types import MetaValue
 
 _TAIL_BYTES = 4096
 _BROKEN = re.compile(
@@ -34,6 +38,7 @@ _FILE_NAME = re.compile(
     r"\.(?:docx?|xlsx?|pptx?|pdf|exe|indd|qxd|tex|dvi|ps|eps|rtf|wpd|html?)\b|^microsoft |_|^untitled",
     re.IGNORECASE,
 )
+_SAID = {"Author": "author", "CreationDate": "date", "Subject": "subject", "Keywords": "tags"}
 _ENDS_PARAGRAPH = re.compile("[.!?:;。！？؟][\"'”’)\\]]*$")
 _SHORT_LINE = 0.75
 """A line that ends a sentence and is shorter than this share of its page's long lines ends a paragraph."""
@@ -89,14 +94,23 @@ def _read(document: Any, limits: Limits) -> Parsed | Unread:
     pages = _page_texts(document, n_pages, limits)
     if isinstance(pages, Unread):
         return pages
+    bare = without_text(document, pages)
+    scanned = read_scans(document, bare, limits)
+    if isinstance(scanned, Unread):
+        return scanned
+    for index in bare:
+        pages[index] = clean(scanned.get(index, ""))
     draft = Draft()
     outline = _outline(document)
     for number, page in enumerate(mend_words(pages), 1):
         draft.page = number
-        _write_page(draft, page, outline.get(number, []))
+        write_page(draft, page, outline.get(number, []))
     text = draft.text()
     if is_blank(text):
-        return Unread("failed", "no text: looks scanned, needs OCR")
+        if not bare:
+            return Unread("empty", "no text: its pages are blank")
+        return Unread("failed", why_not_read(len(bare), limits))
+    unread = sum(index not in scanned for index in bare)
     return Parsed(
         text=text,
         media="application/pdf",
@@ -104,7 +118,19 @@ def _read(document: Any, limits: Limits) -> Parsed | Unread:
         anchors=draft.anchors(),
         blocks=tuple(draft.blocks),
         tables=draft.tables(),
+        meta=_meta(document, unread),
     )
+
+
+def _meta(document: Any, unread: int) -> dict[str, MetaValue]:
+    """What the file's properties say, and how many pages could not be read."""
+    said = {name: clean(document.get_metadata_value(key) or "") for key, name in _SAID.items()}
+    if found := re.match(r"(?:D:)?(\d{4})(\d\d)?(\d\d)?", said["date"]):
+        said["date"] = "-".join(part for part in found.groups() if part)
+    meta = meta_of(said)
+    if unread:
+        meta["pages_without_text"] = unread
+    return meta
 
 
 def _page_texts(document: Any, n_pages: int, limits: Limits) -> list[str] | Unread:
@@ -182,7 +208,7 @@ def mend_words(pages: list[str]) -> list[str]:
     return [_BROKEN.sub(mend, page) for page in pages]
 
 
-def _write_page(draft: Draft, text: str, bookmarks: list[tuple[int, str]]) -> None:
+def write_page(draft: Draft, text: str, bookmarks: list[tuple[int, str]]) -> None:
     """Write the paragraphs and tables of a page; a line that is a bookmark's title is a heading."""
     waiting = {_key(title): level for level, title in reversed(bookmarks)}
     gap = "\n\n"

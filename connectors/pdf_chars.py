@@ -13,7 +13,7 @@ from epicrag.connectors.pdf_layout import Piece
 _MAX_CHARS = 30_000
 _RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
 _BULLETS = re.compile(
-    "[•●▪◦■*\uf0a7\uf0b7\uf0d8\uf0fc] ?\\S[^\n]*\\S\\s+[•●▪◦■*\uf0a7\uf0b7\uf0d8\uf0fc] ?\\S"
+    "[•●▪◦■*\uf0a7\uf0b7\uf0d8\uf0fc] ?\\S[^\n]*\\S[ \t]+[•●▪◦■*\uf0a7\uf0b7\uf0d8\uf0fc] ?\\S"
 )
 _NUMBER = re.compile(r"(?<![\w.,])[-+($€£]?\d[\d.,:]*%?\)?(?![\w.,])")
 _CONTROL = re.compile("[\x03-\x08\x0b\x0c\x0e-\x1f]")

@@ -201,8 +201,8 @@ def _is_table(run: Sequence[_Line]) -> bool:
     if len(run) < _MIN_ROWS:
         return False
     cells = [cell for line in run for cell in line.cells]
-    # The first column does not count: transcripts have numbers before their lines.
-    values = [cell for line in run for cell in line.cells[1:]]
+    # Where a line begins does not count: transcripts have numbers before their lines.
+    values = [cell for line in run for cell in _values(line)]
     if sum(map(_is_number, values)) >= 0.3 * len(values):
         return _share_aligned(run, 0.6) >= 0.5
     if len(run) >= _MIN_PAIRS and all(len(line.cells) == 2 for line in run):
@@ -211,6 +211,12 @@ def _is_table(run: Sequence[_Line]) -> bool:
     short = median(len(cell.text) for cell in cells) <= 20
     rows = len(run) >= _MIN_PAIRS and wide >= 0.6 * len(run)
     return rows and short and _share_aligned(run, 0.3) >= 0.8
+
+
+def _values(line: _Line) -> tuple[Piece, ...]:
+    """The cells of a row but the one that a reader begins with."""
+    turned = _RIGHT_TO_LEFT.search(line.cells[-1].text) is not None
+    return line.cells[:-1] if turned else line.cells[1:]
 
 
 def _share_aligned(run: Sequence[_Line], slack: float) -> float:
@@ -248,8 +254,9 @@ def _placed(run: Sequence[_Line], above: _Line | None) -> _Placed:
 def _ordered(line: _Line) -> list[str]:
     """The cells of a row in reading order: from the right where most of them are Hebrew or Arabic."""
     cells = [cell.text.strip() for cell in line.cells]
-    turned = sum(_RIGHT_TO_LEFT.search(cell) is not None for cell in cells)
-    return cells[::-1] if turned > len(cells) / 2 else cells
+    letters = [cell for cell in cells if any(map(str.isalpha, cell))]
+    turned = sum(_RIGHT_TO_LEFT.search(cell) is not None for cell in letters)
+    return cells[::-1] if turned > len(letters) / 2 else cells
 
 
 def _n_head(run: Sequence[_Line]) -> int:

@@ -14,9 +14,8 @@ from epicrag.connectors.base import (
     refusing,
     too_many_parts,
 )
-from epicrag.connectors.draft import Draft
 from epicrag.connectors.ole import open_ole, stream, summary
-from epicrag.connectors.properties import real_title
+from epicrag.connectors.prose import Prose
 from epicrag.connectors.rows import one_line
 from epicrag.connectors.tables import TableCell, TableRow, write_table
 from epicrag.types import Unread
@@ -62,18 +61,7 @@ def parse_ppt(data: bytes, limits: Limits) -> Parsed | Unread:
         reader.run()
     except (struct.error, IndexError) as error:
         return _damaged(str(error))
-    draft, meta = reader.draft, summary(ole)
-    title = reader.title or real_title(str(meta.get("title", "")))
-    meta.pop("title", None)
-    return Parsed(
-        text=draft.text(),
-        media="application/vnd.ms-powerpoint",
-        title=title,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
-        meta={**meta, **({"title": title} if title else {})},
-    )
+    return reader.prose.parsed("application/vnd.ms-powerpoint", summary(ole))
 
 
 class _Deck:
@@ -171,8 +159,8 @@ class _Reader:
         self._limits = limits
         self._watch = Watch(limits)
         self._outline: list[_Text] = []
-        self.draft = Draft()
-        self.title: str | None = None
+        self.prose = Prose()
+        self.draft = self.prose.draft
 
     def run(self) -> None:
         slides = self._lists(0)
@@ -220,11 +208,7 @@ class _Reader:
         items += [[text] for text in self._outline if text not in texts]
         title = next((text for text in [*texts, *self._outline] if text.kind in _TITLES), None)
         if title is not None and (line := one_line(_clean(title.text))):
-            self.draft.open("heading")
-            self.draft.write(line)
-            self.draft.close(1)
-            if number == 1:
-                self.title = line[:200]
+            self.prose.slide(number, line)
         for item in items:
             if isinstance(item, list):
                 for text in item:
@@ -256,7 +240,7 @@ class _Reader:
                 if text.kind == _NOTES and (
                     line := _clean(text.text).replace("\n\n", "\n").strip()
                 ):
-                    self._plain(f"Notes: {line}")
+                    self.prose.plain(f"Notes: {line}")
 
     def _comments(self, slide: _Record) -> None:
         for comment in self._deck.below(slide, _COMMENT):
@@ -267,12 +251,9 @@ class _Reader:
             }
             author, text = one_line(strings.get(0, "")), one_line(strings.get(1, ""))
             if text:
-                self._plain(f"[Comment by {author}: {text}]" if author else f"[Comment: {text}]")
-
-    def _plain(self, text: str) -> None:
-        self.draft.open("paragraph")
-        self.draft.write(text)
-        self.draft.close()
+                self.prose.plain(
+                    f"[Comment by {author}: {text}]" if author else f"[Comment: {text}]"
+                )
 
     # --- shapes ---
 

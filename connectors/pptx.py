@@ -16,10 +16,9 @@ from epicrag.connectors.base import (
 )
 from epicrag.connectors.charts import chart_rows, diagram_texts
 from epicrag.connectors.docx_text import image_text
-from epicrag.connectors.draft import Draft
 from epicrag.connectors.omml import linear
 from epicrag.connectors.ooxml import Package
-from epicrag.connectors.properties import real_title
+from epicrag.connectors.prose import Prose
 from epicrag.connectors.rows import RowWriter, one_line
 from epicrag.connectors.tables import TableCell, TableRow, write_table
 from epicrag.connectors.xmls import local
@@ -49,23 +48,18 @@ def parse_pptx(data: bytes, limits: Limits) -> Parsed | Unread:
         )
     try:
         presentation = pptx.Presentation(package.for_library(data))
-    except (PythonPptxError, KeyError, ValueError, AttributeError, struct.error) as error:
+    except (
+        PythonPptxError,
+        SyntaxError,
+        KeyError,
+        ValueError,
+        AttributeError,
+        struct.error,
+    ) as error:
         return Unread("failed", f"damaged PowerPoint file: {type(error).__name__}: {error}"[:300])
     reader = _Reader(package, presentation, limits)
     reader.run()
-    draft = reader.draft
-    meta = package.meta()
-    title = reader.title or real_title(str(meta.pop("title", "")))
-    meta.pop("title", None)
-    return Parsed(
-        text=draft.text(),
-        media=MEDIA,
-        title=title,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
-        meta={**meta, **({"title": title} if title else {})},
-    )
+    return reader.prose.parsed(MEDIA, package.meta())
 
 
 class _Reader:
@@ -78,8 +72,8 @@ class _Reader:
         self._watch = Watch(limits)
         self._authors = _authors(package)
         self._band = max(int(presentation.slide_height or 0) // _BANDS, 1)
-        self.draft = Draft()
-        self.title: str | None = None
+        self.prose = Prose()
+        self.draft = self.prose.draft
 
     def run(self) -> None:
         slides = self._presentation.slides
@@ -89,22 +83,19 @@ class _Reader:
             self._watch.check(self.draft.length)
             self.draft.page, self.draft.part = number, f"slide {number}"
             self.draft.leave_headings()
-            self._slide(slide)
+            self._slide(slide, number)
 
-    def _slide(self, slide: Any) -> None:
+    def _slide(self, slide: Any, number: int) -> None:
         _choose_alternatives(slide._element)
         title = slide.shapes.title
         if title is not None and (text := one_line(_frame_text(title))):
-            self.draft.open("heading")
-            self.draft.write(text)
-            self.draft.close(1)
-            self.title = self.title or text[:200]
+            self.prose.slide(number, text)
         for shape in self._in_order(slide.shapes):
             if title is None or shape._element is not title._element:
                 self._shape(shape, slide)
         self._notes(slide)
         for author, text in self._comments(slide):
-            self._plain(f"[Comment by {author}: {text}]" if author else f"[Comment: {text}]")
+            self.prose.plain(f"[Comment by {author}: {text}]" if author else f"[Comment: {text}]")
 
     def _in_order(self, shapes: Any) -> list[Any]:
         """Shapes as they are read: from the top, and from the left where they stand side by side."""
@@ -143,11 +134,6 @@ class _Reader:
             self.draft.close()
             gap = "\n"
 
-    def _plain(self, text: str) -> None:
-        self.draft.open("paragraph")
-        self.draft.write(text)
-        self.draft.close()
-
     def _table(self, table: Any) -> None:
         rows = [
             TableRow([_cell(cell) for cell in row.cells if not cell._tc.hMerge])
@@ -160,7 +146,7 @@ class _Reader:
     def _chart(self, root: Any) -> None:
         title, rows = chart_rows(root)
         if title:
-            self._plain(title)
+            self.prose.plain(title)
         if rows:
             with RowWriter(self.draft, rows[0]) as writer:
                 for row in rows[1:]:
@@ -173,19 +159,19 @@ class _Reader:
                 relation = self._package.relations_by_id(_name(slide)).get(part)
                 if relation and self._package.has(relation.target):
                     for text in diagram_texts(self._package.xml(relation.target)):
-                        self._plain(text)
+                        self.prose.plain(text)
                 return
         described = shape._element.find(".//*[@descr]")
         if described is not None and (text := image_text(described.get("descr"))):
-            self._plain(f"[Image: {text}]")
+            self.prose.plain(f"[Image: {text}]")
 
     def _notes(self, slide: Any) -> None:
         if not slide.has_notes_slide:
             return
         for shape in slide.notes_slide.shapes:
-            if shape.has_text_frame and _kind(shape._element) == "body":
-                if text := _frame_text(shape).strip():
-                    self._plain(f"Notes: {text}")
+            is_notes = shape.has_text_frame and _kind(shape._element) == "body"
+            if is_notes and (text := _frame_text(shape).strip()):
+                self.prose.plain(f"Notes: {text}")
 
     def _comments(self, slide: Any) -> Iterator[tuple[str, str]]:
         """Yield (author, text) of a slide's comments and replies, of older and newer programs."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from epicrag.connectors.dates import dated
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -17,7 +19,6 @@ _NO_TITLE = re.compile(
     re.IGNORECASE,
 )
 _MAX_TITLE_CHARS = 200
-_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 _NO_AUTHOR = frozenset({"", "python-docx", "openpyxl", "user", "administrator", "unknown"})
 
 
@@ -32,7 +33,7 @@ def real_title(title: str | None) -> str | None:
 def metadata(values: Mapping[str, str | None]) -> dict[str, MetaValue]:
     """Return `meta` of texts as they stand in properties: empty ones left out, the date with its year.
 
-    `values` may hold title, author, date, subject, keywords, language, category and any other name.
+    `values` may hold title, author, date, subject, keywords (which are tags), and any other name.
     """
     meta: dict[str, MetaValue] = {}
     for name, value in values.items():
@@ -41,17 +42,9 @@ def metadata(values: Mapping[str, str | None]) -> dict[str, MetaValue]:
             continue
         if name == "date":
             meta |= dated(text)
-        elif name in ("keywords", "tags"):
+        elif name == "keywords":
             words = tuple(word.strip() for word in re.split("[,;]", text) if word.strip())
-            meta |= {"keywords": words} if words else {}
+            meta |= {"tags": words} if words else {}
         else:
             meta[name] = text[:500]
     return meta
-
-
-def dated(text: str) -> dict[str, MetaValue]:
-    """The ISO date of a time stamp, and its year; nothing for what is no date."""
-    found = _DATE.match(text)
-    if not found or not "1900" <= found[1] <= "2200":
-        return {}
-    return {"date": found[0], "year": int(found[1])}

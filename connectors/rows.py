@@ -48,7 +48,7 @@ class RowWriter:
         for text in self._above:
             self._write([text], cell, last, line)
         if any(self._head):
-            self._write(self._head, cell, last, line)
+            self._write(self._shown_head(), cell, last, line)
 
     def row(
         self,
@@ -68,7 +68,9 @@ class RowWriter:
 
     def end(self) -> None:
         """Say that the table ends here."""
-        names = [] if self._wide or not any(self._head) else [" | ".join(self._head).strip()]
+        names = (
+            [] if self._wide or not any(self._head) else [" | ".join(self._shown_head()).strip()]
+        )
         self._draft.table(self._start, "\n".join([*self._above, *names]))
         self._draft.cell = None
 
@@ -77,6 +79,13 @@ class RowWriter:
 
     def __exit__(self, *problem: object) -> None:
         self.end()
+
+    def _shown_head(self) -> list[str]:
+        """The head as it is written: a name over several columns stands once."""
+        before = ["", *self._head]
+        return [
+            "" if name == left else name for left, name in zip(before, self._head, strict=False)
+        ]
 
     def _labelled(self, texts: list[str]) -> str:
         names = [*self._head, *[""] * (len(texts) - len(self._head))]

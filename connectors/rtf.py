@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from epicrag.connectors.base import Limits, Parsed, Watch, refusing
-from epicrag.connectors.draft import Draft
+from epicrag.connectors.base import Limits, Parsed, RefusedError, Watch, refusing
 from epicrag.connectors.margins import only_in_margins
-from epicrag.connectors.properties import metadata, real_title
+from epicrag.connectors.properties import metadata
+from epicrag.connectors.prose import Prose
 from epicrag.connectors.rows import one_line
 from epicrag.connectors.rtf_words import (
     CHARSETS,
@@ -29,6 +29,7 @@ _TOKEN = re.compile(
 _BULLETS = re.compile(r"[·•●▪■□o§\-–*‣◦➢✓\uf0b7\uf0a7\uf0d8\uf0fc]?")
 _CONTENTS = re.compile(r"toc \d|contents \d|table of figures")
 _HEADING = re.compile(r"heading (\d)", re.IGNORECASE)
+_TABLE_WORDS = frozenset(["cell", "nestcell", "row", "nestrow", "trhdr", "intbl", "trowd"])
 _MAX_GROUPS = 5_000
 _TOKENS_A_CHECK = 10_000
 
@@ -45,19 +46,7 @@ def parse_rtf(data: bytes, limits: Limits) -> Parsed | Unread:
     reader = _Reader(limits)
     if not reader.run(bare):
         return Unread("failed", "cut off: it ends within a group; copy or download it again")
-    draft, meta = reader.draft, metadata(reader.info)
-    title = reader.title or reader.sole_heading or real_title(str(meta.get("title", "")))
-    meta.pop("title", None)
-    return Parsed(
-        text=draft.text(),
-        media="application/rtf",
-        title=title,
-        encoding=reader.codec,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
-        meta={**meta, **({"title": title} if title else {})},
-    )
+    return reader.prose.parsed("application/rtf", metadata(reader.info), reader.codec)
 
 
 @dataclass(slots=True)
@@ -120,18 +109,11 @@ class _Reader:
         self._rows: list[TableRow] = []
         self._is_head = False
         self._margins: list[tuple[str, str]] = []
-        self._in_list = False
         self._date: dict[str, int] = {}
-        self._tops: list[tuple[int, str]] = []
         self.codec = "cp1252"
         self.info: dict[str, str | None] = {}
-        self.draft = Draft()
-        self.title: str | None = None
-
-    @property
-    def sole_heading(self) -> str | None:
-        """The first heading, where all others are below it."""
-        return self._tops[0][1] if len(self._tops) == 1 else None
+        self.prose = Prose()
+        self.draft = self.prose.draft
 
     def run(self, data: bytes) -> bool:
         """Read all; False where the end is missing."""
@@ -175,7 +157,8 @@ class _Reader:
 
     def _open(self) -> None:
         if len(self._stack) > _MAX_GROUPS:
-            raise ValueError("groups are nested too deeply")
+            reason = f"damaged: more than {_MAX_GROUPS:,} groups within each other"
+            raise RefusedError(Unread("failed", reason))
         self._stack.append(self._state)
         state = replace(self._state)
         if state.alternative:  # the first group within \upr
@@ -248,9 +231,8 @@ class _Reader:
     def _table(self, word: str) -> bool:
         """Do what a word about tables says."""
         state = self._state
-        if word in ("cell", "nestcell", "row", "nestrow", "trhdr", "intbl", "trowd"):
-            if state.left_out:
-                return True
+        if word in _TABLE_WORDS and state.left_out:
+            return True
         if word == "intbl":
             state.in_table = True
         elif word == "trowd":
@@ -282,9 +264,9 @@ class _Reader:
             self._end_paragraph()
         elif word == "pard":
             state.style, state.level, state.depth, state.in_table = 0, None, 0, False
-        elif word == "s" and state.sink.kind != "style":
+        elif word == "s" and state.sink.kind not in ("style", "styles"):
             state.style = number or 0
-        elif word == "outlinelevel" and state.sink.kind != "style":
+        elif word == "outlinelevel" and state.sink.kind not in ("style", "styles"):
             state.level = number
         elif word == "ilvl":
             state.depth = min(max(number or 0, 0), 8)
@@ -374,7 +356,7 @@ class _Reader:
     def _style_name(self, text: str) -> None:
         """Take the name of a style: it ends with a semicolon."""
         style = self._styles.setdefault(self._defined, _Style())
-        style.name = (style.name + text).split(";")[0].strip(" ")
+        style.name = (style.name + text).split(";")[0].strip(" ")[:100]
 
     # --- text ---
 
@@ -452,17 +434,8 @@ class _Reader:
         self._watch.check(self.draft.length)
         style = self._styles.get(self._state.style, _Style())
         level = self._level(style)
-        if not text.strip() or _CONTENTS.fullmatch(style.name.lower()):
-            pass
-        elif level is not None:
-            self._heading(f"{mark} {text}" if mark and mark != "-" else text, level)
-        elif mark is not None:
-            self.draft.open("row", "\n" if self._in_list else "\n\n")
-            self.draft.write_exact("  " * self._state.depth + (f"{mark} " if mark else "") + text)
-            self.draft.close()
-            self._in_list = True
-        else:
-            self._plain(text)
+        if text.strip() and not _CONTENTS.fullmatch(style.name.lower()):
+            self.prose.text(text, level, mark, self._state.depth)
         self._tell()
 
     def _level(self, style: _Style) -> int | None:
@@ -473,31 +446,14 @@ class _Reader:
             return int(found[1])
         return level + 1 if level is not None and 0 <= level < 9 else None
 
-    def _heading(self, text: str, level: int) -> None:
-        text = one_line(text)
-        if level == 0 and self.title is None:
-            self.title = text[:200]
-        if level > 0 and (not self._tops or level <= self._tops[0][0]):
-            self._tops.append((level, text[:200]))
-        self._in_list = False
-        self.draft.open("heading")
-        self.draft.write(text)
-        self.draft.close(level)
-
-    def _plain(self, text: str) -> None:
-        self._in_list = False
-        self.draft.open("paragraph")
-        self.draft.write(text)
-        self.draft.close()
-
     def _write_table(self) -> None:
         if self._rows:
             rows, self._rows = self._rows, []
-            self._in_list = False
+            self.prose.end_list()
             if all(len(row.cells) == 1 for row in rows):
                 for row in rows:
                     if row.cells[0].text:
-                        self._plain(row.cells[0].text)
+                        self.prose.plain(row.cells[0].text)
             else:
                 write_table(self.draft, rows, self._watch)
             self._tell()
@@ -506,7 +462,7 @@ class _Reader:
         notes, self._notes = self._notes, []
         for label, text in notes:
             if text:
-                self._plain(label + text)
+                self.prose.plain(label + text)
 
     def _finish(self) -> None:
         if self._cells:
@@ -515,7 +471,7 @@ class _Reader:
         self._write_body()
         self.draft.leave_headings()
         for line in only_in_margins(self._margins, self.draft.text()):
-            self._plain(line)
+            self.prose.plain(line)
 
 
 def _decoded(data: bytes, codec: str) -> str:

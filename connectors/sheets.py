@@ -87,9 +87,9 @@ def merged(rows: Iterable[Row], merges: Iterable[Merge]) -> Iterator[Row]:
         taken = {cell.column for cell in cells}
         below = [cell for merge, cell in running if merge.left not in taken]
         for cell in cells:
-            merge = spans.get(cell.column)
-            if merge and merge.top < merge.bottom <= merge.top + _MAX_REPEATS:
-                running.append((merge, cell))
+            own = spans.get(cell.column)
+            if own and own.top < own.bottom <= own.top + _MAX_REPEATS:
+                running.append((own, cell))
         # A row that holds nothing else is an empty line within a tall cell.
         if below and cells:
             cells = sorted([*cells, *below])
@@ -262,7 +262,14 @@ def _is_caption(row: Row) -> bool:
 def _leading_captions(block: _Block) -> list[Row]:
     """The rows of a single cell above a table's first row of several."""
     at = next(at for at, row in enumerate(block.rows) if len(row.cells) > 1)
+    if at and _is_group(block.rows[at - 1], block.rows[at]):
+        at -= 1
     return block.rows[:at]
+
+
+def _is_group(row: Row, below: Row) -> bool:
+    """Is a row's only cell the name of some of the columns below it, rather than of all?"""
+    return row.cells[0].span > 1 and below.cells[0].column not in _covered(row)
 
 
 def _is_name(cell: Cell) -> bool:

@@ -47,7 +47,8 @@ def parse_subtitles(text: str, encoding: str | None = None) -> Parsed | Unread:
         if lines:
             _write(draft, cue, lines, _parted(draft, before, cue, lines[0][1]))
             before = cue
-    draft.close()
+    if draft.length:
+        draft.close()
     return Parsed(
         text=draft.text(),
         media="text/vtt" if text.lstrip("\ufeff").startswith("WEBVTT") else "application/x-subrip",

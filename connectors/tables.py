@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"[-+(]?[\s$€£¥]*[\d.,' \u00a0\u202f]*\d[\d.,' \u00a0\u202f]*[\s%)€$£¥]*")
 _YEAR = re.compile(r"(?:19|20)\d\d")
+_SENTENCE = re.compile(r"[。、！？，；]$|.{40}[.!?,;]$")
 _MAX_NAME_CHARS = 120
 _MAX_HEAD_ROWS = 3
 
@@ -94,7 +95,7 @@ def is_head(first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
         return False
     if any(is_number(name) and not _YEAR.fullmatch(name) for name in names):
         return False
-    return all(len(name) <= _MAX_NAME_CHARS for name in names)
+    return not any(len(name) > _MAX_NAME_CHARS or _SENTENCE.search(name) for name in names)
 
 
 def joined_head(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -152,9 +152,9 @@ class Word97:
 
     def _texts(self, start: int, end: int) -> Iterator[str]:
         at = max(bisect_right(self._starts, start) - 1, 0)
-        for piece in self.pieces[at:]:
-            if piece.start >= end:
-                return
+        while at < len(self.pieces) and self.pieces[at].start < end:
+            piece = self.pieces[at]
+            at += 1
             first, last = max(start, piece.start), min(end, piece.end)
             if first >= last:
                 continue
@@ -194,6 +194,8 @@ class Word97:
         n_pieces = len(starts) - 1
         if not 0 < n_pieces <= _MAX_PIECES:
             raise RefusedError(damaged("its table of text pieces is empty"))
+        if starts[-1] > len(self._main):  # pieces that share their bytes: a bomb
+            raise RefusedError(damaged("its text is said to be longer than the file"))
         pieces = []
         for number, (start, end) in enumerate(pairwise(starts)):
             offset = struct.unpack_from("<I", table, 4 * (n_pieces + 1) + 8 * number + 2)[0]

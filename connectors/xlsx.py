@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from epicrag.connectors.base import Limits, Parsed, RefusedError, Watch, refusing, too_many_parts
 from epicrag.connectors.draft import Draft
-from epicrag.connectors.numbers import shown
 from epicrag.connectors.ooxml import Package
 from epicrag.connectors.properties import real_title
 from epicrag.connectors.sheets import Cell, Merge, Row, SheetWriter, merged
+from epicrag.connectors.workbook import SHEET, Book, Sheet
+from epicrag.connectors.xmls import iterate_xml
 from epicrag.types import Unread
 
 if TYPE_CHECKING:
@@ -33,44 +34,21 @@ def parse_xlsx(data: bytes, limits: Limits) -> Parsed | Unread:
     Hidden rows and columns are read, for most are hidden by a filter that was left on; so are hidden
     sheets, which a menu shows. Sheets that only a macro can show are left out.
     """
-    import openpyxl
-
     package = Package(data, limits, "Excel")
-    if not package.related(package.main, "worksheet"):
-        return Unread(
-            "failed", "a ZIP archive of Office, but not an Excel file: name it as what it is"
-        )
-    file = package.for_library(data)
-    try:
-        book = openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)
-    except (
-        KeyError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        IndexError,
-        zipfile.BadZipFile,
-    ) as error:
-        return Unread("failed", f"damaged Excel file: {type(error).__name__}: {error}"[:300])
-    try:
-        return _read(book, package, limits)
-    finally:
-        book.close()
-
-
-def _read(book: Any, package: Package, limits: Limits) -> Parsed | Unread:
-    sheets = book.worksheets
-    if len(sheets) > limits.max_pages:
-        raise RefusedError(too_many_parts(len(sheets), limits.max_pages, "sheets"))
     watch, draft = Watch(limits), Draft()
+    book = Book(package, watch)
+    if not book.sheets:
+        reason = "a ZIP archive of Office, but not an Excel file: name it as what it is"
+        return Unread("failed", reason)
+    if len(book.sheets) > limits.max_pages:
+        raise RefusedError(too_many_parts(len(book.sheets), limits.max_pages, "sheets"))
     captions: list[str] = []
-    for number, sheet in enumerate(sheets, 1):
-        if sheet.sheet_state == "veryHidden":
+    for number, sheet in enumerate(book.sheets, 1):
+        if sheet.state == "veryHidden" or not package.has(sheet.part):
             continue
-        draft.page, draft.part = number, f"sheet {sheet.title}"
-        writer = SheetWriter(draft, watch, sheet.title)
-        merges = _merges(package, sheet._worksheet_path)
-        writer.write(merged(_rows(sheet, watch), merges))
+        draft.page, draft.part = number, f"sheet {sheet.name}"
+        writer = SheetWriter(draft, watch, sheet.name)
+        writer.write(merged(_rows(package, book, sheet, watch), _merges(package, sheet.part)))
         captions += writer.captions
     return sheets_parsed(draft, MEDIA, package.meta(), captions)
 
@@ -93,31 +71,42 @@ def sheets_parsed(
     )
 
 
-def _rows(sheet: Any, watch: Watch) -> Iterator[Row]:
-    """Yield the rows that hold something. What a sheet says of its own size is often wrong."""
-    sheet.reset_dimensions()
-    for cells in sheet.iter_rows():
-        watch.check()
-        found = []
-        for cell in cells:
-            value = cell.value
-            if value is None or value == "":
-                continue
-            text = shown(value, cell.number_format)
+def _rows(package: Package, book: Book, sheet: Sheet, watch: Watch) -> Iterator[Row]:
+    """Yield the rows that hold something, and let go of each. What a sheet says of its size is often wrong."""
+    number = size = 0
+    with package.open(sheet.part) as file:
+        for node in iterate_xml(file, sheet.part, (f"{SHEET}row",)):
+            watch.check()
+            given = node.get("r", "")
+            number = int(given) if given.isdigit() else number + 1
+            if cells := _cells(node, book):
+                # A long text is stored once, and may be shown in many cells.
+                size += sum(len(cell.text) for cell in cells)
+                watch.check(size)
+                yield Row(number, cells)
+            node.clear()
+            above = node.getparent()
+            while above is not None and node.getprevious() is not None:
+                del above[0]
+
+
+def _cells(row: Any, book: Book) -> list[Cell]:
+    found = []
+    column = -1
+    for node in row:
+        name = node.get("r")
+        column = column_of(name.rstrip("0123456789")) if name else column + 1
+        if len(node):
+            text, is_number = book.value(node)
             if text:
-                found.append(Cell(cell.column - 1, text, not isinstance(value, str | bool)))
-                row = cell.row
-        if found:
-            yield Row(row, found)
+                found.append(Cell(column, text, is_number))
+    return found
 
 
 def _merges(package: Package, part: str) -> list[Merge]:
-    """The merged cells of a sheet: they stand behind its rows, where reading by rows does not look."""
-    name = part.lstrip("/")
+    """The merged cells of a sheet: they stand behind its rows, and are wanted before them."""
     found: dict[bytes, Merge] = {}
-    if not package.has(name):
-        return []
-    with package.open(name) as file:
+    with package.open(part) as file:
         before = b""
         while (piece := file.read(_PIECE)) and len(found) < _MAX_MERGES:
             text = before + piece
@@ -132,6 +121,7 @@ def _merge(match: re.Match[bytes]) -> Merge:
     return Merge(int(top), column_of(left), int(bottom), column_of(right))
 
 
+@lru_cache(maxsize=20_000)
 def column_of(name: str) -> int:
     """The column of a name such as "AB", counted from 0."""
     column = 0

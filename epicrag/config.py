@@ -32,6 +32,7 @@ COMPILE_MODES = ("isolated", "sink", "prefix", "neighbour")
 QUANTIZE = ("none", "int8")
 KV_DTYPES = ("auto", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+OCR = ("auto", "all", "never")
 SEARCH_MODES = ("hybrid", "dense", "words")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -68,6 +69,8 @@ class Config:
     max_chars: int = 20_000_000
     max_pages: int = 5_000
     max_pdf_seconds: float = 120.0
+    ocr: str = "auto"
+    max_ocr_seconds: float = 900.0
     max_archive_members: int = 10_000
     max_inflated_mb: int = 500
     max_inflation_ratio: int = 300
@@ -380,6 +383,8 @@ KEYS: Mapping[str, Callable[[object, Path], object]] = MappingProxyType(
         "max_chars": _integer(1),
         "max_pages": _integer(1),
         "max_pdf_seconds": _number(0.001, 1e6),
+        "ocr": _choice(OCR),
+        "max_ocr_seconds": _number(0.001, 1e6),
         "max_archive_members": _integer(1),
         "max_inflated_mb": _integer(1),
         "max_inflation_ratio": _integer(1),

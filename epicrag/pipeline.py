@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from epicrag.ask import AnswerStream, Ask, sources_of
-from epicrag.config import Config, enforce_offline, load_config
+from epicrag.config import DEFAULT_HYBRID_WEIGHTS, Config, enforce_offline, load_config
 from epicrag.errors import EpicragError, IndexEmptyError, UsageError
 from epicrag.ingest import (
     Event,
@@ -121,6 +121,7 @@ class Pipeline:
     ) -> None:
         self.config = config
         self._kv_folder = kv_folder
+        self._rerankers: dict[str, Reranker] = {}
         self._say = say
         self._create = create
         self._given_embedder = embedder
@@ -207,14 +208,30 @@ class Pipeline:
             path, name, prompts=prompts_of(name, path), device=self.config.device
         )
 
+    def _searching(self, mode: str | None, weights: tuple[float, float] | None) -> Config:
+        """The configuration of one search."""
+        given: dict[str, object] = {"search_mode": mode} if mode is not None else {}
+        if weights is not None:
+            given["hybrid_weights"] = dict(zip(DEFAULT_HYBRID_WEIGHTS, weights, strict=True))
+        return _overruled(self.config, given) if given else self.config
+
     @cached_property
     def reranker(self) -> Reranker | None:
         """Reads question and passage together; None unless one is configured."""
-        if self.config.rerank_model is None:
-            return None
+        name = self.config.rerank_model
+        return self._load_reranker(name) if name is not None else None
+
+    def _reranker(self, choice: str | bool | None) -> Reranker | None:
+        """The reranker of one search: as configured, none (False), or another one, which is kept."""
+        if isinstance(choice, str) and choice != self.config.rerank_model:
+            if choice not in self._rerankers:
+                self._rerankers[choice] = self._load_reranker(choice)
+            return self._rerankers[choice]
+        return None if choice is False else self.reranker
+
+    def _load_reranker(self, name: str) -> Reranker:
         from epicrag.index.rerank import CrossReranker
 
-        name = self.config.rerank_model
         return CrossReranker(self._model_path(name), name, device=self.config.device)
 
     @cached_property
@@ -446,18 +463,24 @@ class Pipeline:
 
         return (self.config.index / FILE_NAME).exists()
 
-    def search(
-        self, query: str, *, k: int | None = None, filter: str | Filter | None = None
-    ) -> list[Hit]:
-        """Return the `k` best passages for a query, best first, each text once; see `find`."""
-        return list(self.find(query, k=k, filter=filter).hits)
+    def search(self, query: str, *, k: int | None = None, **options: Any) -> list[Hit]:
+        """Return the `k` best passages for a query, best first, each text once; `options` are those of `find`."""
+        return list(self.find(query, k=k, **options).hits)
 
     def find(
-        self, query: str, *, k: int | None = None, filter: str | Filter | None = None
+        self,
+        query: str,
+        *,
+        k: int | None = None,
+        filter: str | Filter | None = None,
+        mode: str | None = None,
+        weights: tuple[float, float] | None = None,
+        rerank: str | bool | None = None,
     ) -> Found:
         """Return the `k` best passages for a query, and whether they speak of it.
 
-        `filter` says which passages may be found: `year>=2020 and path~"manual/*"`.
+        `filter` says which passages may be found: `year>=2020 and path~"manual/*"`. `mode`, `weights` (dense,
+        words) and `rerank` (a model, or False) are as configured unless they are given.
         IndexEmptyError: nothing is in the index. MismatchError: made with another embedder.
         UsageError: the filter cannot be read, or names a field that no document has.
         """
@@ -466,14 +489,14 @@ class Pipeline:
         from epicrag.index.filters import parse_filter
         from epicrag.index.retrieve import Request, check_embedder, find
 
-        config = self.config
+        config = self._searching(mode, weights)
         request = Request(
             query,
             k=k or config.top_k,
             mode=config.search_mode,
             weights=config.hybrid_weights,
             filter=parse_filter(filter) if isinstance(filter, str) else filter,
-            reranker=self.reranker,
+            reranker=self._reranker(rerank),
             min_score=config.min_score,
         )
         check_embedder(self.catalog, self.embedder)

@@ -60,6 +60,8 @@ def limits_of(config: Config) -> Limits:
         max_chars=config.max_chars,
         max_pages=config.max_pages,
         max_pdf_seconds=config.max_pdf_seconds,
+        ocr=config.ocr,
+        max_ocr_seconds=config.max_ocr_seconds,
         max_archive_members=config.max_archive_members,
         max_inflated_bytes=config.max_inflated_mb << 20,
         max_inflation_ratio=config.max_inflation_ratio,

@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -393,24 +393,30 @@ class Catalog:
     def document_facts(self) -> list[tuple[int, Facts]]:
         """Return the row of each document and what is known of it."""
         rows = self._rows("SELECT row, path, media, title, meta FROM documents")
-        return [(row, _facts(*columns)) for row, *columns in rows]
+        return [(row, _facts(*columns, is_document=True)) for row, *columns in rows]
 
-    def chunk_facts(self, row: int | None = None) -> list[tuple[int, Facts]]:
-        """Return the row of each chunk, or of one, and what is known of it and its document."""
+    def chunk_facts(
+        self, *, row: int | None = None, documents: Collection[int] | None = None
+    ) -> list[tuple[int, Facts]]:
+        """Return the row of each chunk, of one, or of those of some documents, and what is known of it."""
         sql = (
             "SELECT chunks.row, document_row, path, media, documents.title, meta, page, heading,"
             " part FROM chunks JOIN documents ON documents.row = document_row"
         )
-        found = (
-            self._rows(sql + " WHERE chunks.row = ?", row) if row is not None else self._rows(sql)
-        )
-        documents: dict[int, Facts] = {}
+        if row is not None:
+            found = self._rows(sql + " WHERE chunks.row = ?", row)
+        elif documents is not None:
+            where = " WHERE document_row IN (SELECT value FROM json_each(?))"
+            found = self._rows(sql + where, json.dumps(list(documents)))
+        else:
+            found = self._rows(sql)
+        known: dict[int, Facts] = {}
         facts = []
         for chunk_row, number, *columns, page, heading, part in found:
-            if number not in documents:
-                documents[number] = _facts(*columns)
-            place = {"page": page, "heading": heading, "part": part}
-            facts.append((chunk_row, replace(documents[number], **place)))
+            one = known.get(number) or known.setdefault(number, _facts(*columns))
+            facts.append(
+                (chunk_row, Facts(one.path, one.media, one.title, one.meta, page, heading, part))
+            )
         return facts
 
     def rows_of(self, documents: Collection[int]) -> list[int]:
@@ -423,11 +429,6 @@ class Catalog:
         sql = "SELECT chunks.row, path FROM chunks JOIN documents ON documents.row = document_row"
         rows = self._rows(sql + " WHERE id = ? ORDER BY path", chunk_id)
         return [(row, _decode(path)) for row, path in rows]
-
-    def meta_names(self) -> frozenset[str]:
-        """Return the names under which any document says something of itself."""
-        sql = "SELECT DISTINCT key FROM documents, json_each(meta)"
-        return frozenset(name for (name,) in self._rows(sql))
 
     # --- KV ---
 
@@ -546,8 +547,10 @@ def _decode(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
 
 
-def _facts(path: bytes, media: str, title: str | None, meta: str) -> Facts:
-    return Facts(_decode(path), media, title, _meta(meta))
+def _facts(
+    path: bytes, media: str, title: str | None, meta: str, *, is_document: bool = False
+) -> Facts:
+    return Facts(_decode(path), media, title, _meta(meta), is_document=is_document)
 
 
 def _meta(text: str) -> dict[str, MetaValue]:

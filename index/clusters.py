@@ -13,7 +13,7 @@ CLUSTERED_FROM = 1 << 16
 _SAMPLE_PER_LIST = 64
 _ITERATIONS = 10
 _BLOCK_ROWS = 4096
-_PROBED_SHARE = 8
+_PROBED_SHARE = 6
 """One list in so many is looked at first."""
 _PROBED_LEAST = 24
 

@@ -1,4 +1,4 @@
-"""Each text once: equal and nearly equal passages are told from others by the runs of words they share."""
+"""Each text once: a passage whose every word stands in a better one, in the same order, is told from the others."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dataclasses import replace
 
 from epicrag.types import Hit
 
-_RUN = 5  # words: shorter runs are shared by chance
-_SHARED = 0.9  # of a passage's runs: what else it says is not worth a second reading
-_MOST_GROWTH = 1.25  # a passage that is longer than this against the kept one says more than that
+_LONG = 40  # words: a text of so many is a copy, whatever stands above it; a shorter one may mean another thing
 _UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")  # a character where words have no spaces
 
@@ -18,20 +16,19 @@ _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")  # a character where wor
 def gathered(hits: Iterable[Hit], k: int) -> list[Hit]:
     """Return the first k hits, best first, without those that repeat a better one.
 
-    A hit repeats another if its content or its words are equal, or nine in ten of its runs of five words
-    stand there. A much longer passage that holds a better hit whole does not: it says more. Each hit
-    lists the documents of the hits that were left out for it.
+    A hit repeats another if its content is equal, or if all its words stand there in one piece: those of its text
+    and, where the text is short, of the headings above it. One word or number that differs is enough to keep
+    both: it may be the one that was asked for. Each hit lists the documents that were left out for it.
     """
     kept: list[Hit] = []
-    shapes: list[tuple[str, frozenset[int]]] = []
+    words: list[str] = []
     for hit in hits:
         if len(kept) >= k:
             break
-        shape = (hit.chunk.id, _runs(hit.chunk.text))
-        same = next((n for n, other in enumerate(shapes) if _repeats(shape, other)), None)
+        same = next((n for n, one in enumerate(kept) if _repeats(hit, one, words[n])), None)
         if same is None:
             kept.append(hit)
-            shapes.append(shape)
+            words.append(_words(hit.chunk.model_text))
         else:
             kept[same] = _with_also(kept[same], hit.chunk.document, *hit.also)
     return kept
@@ -42,18 +39,15 @@ def _with_also(hit: Hit, *paths: str) -> Hit:
     return replace(hit, also=tuple(others))
 
 
-def _repeats(shape: tuple[str, frozenset[int]], kept: tuple[str, frozenset[int]]) -> bool:
-    (chunk_id, runs), (kept_id, kept_runs) = shape, kept
-    if chunk_id == kept_id or (runs and runs == kept_runs):
+def _repeats(hit: Hit, kept: Hit, kept_words: str) -> bool:
+    if hit.chunk.id == kept.chunk.id:
         return True
-    if len(runs) > _MOST_GROWTH * len(kept_runs):
-        return False
-    return len(runs & kept_runs) > _SHARED * min(len(runs), len(kept_runs))
+    words = _words(hit.chunk.text)
+    if words.count(" ") < _LONG:
+        words = _words(hit.chunk.model_text)
+    return len(words) > 1 and words in kept_words
 
 
-def _runs(text: str) -> frozenset[int]:
-    """Return the hashes of all runs of five words; of a shorter text, the one of it whole."""
-    words = _WORD.findall(text.casefold())
-    if len(words) <= _RUN:
-        return frozenset({hash(tuple(words))} if words else ())
-    return frozenset(map(hash, zip(*(words[at:] for at in range(_RUN)), strict=False)))
+def _words(text: str) -> str:
+    """The words of a text, each between spaces."""
+    return " ".join(["", *_WORD.findall(text.casefold()), ""])

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from epicrag.types import MetaValue
-
-if TYPE_CHECKING:
-    from epicrag.index.catalog import Catalog
 
 Value = str | int | float | bool
 
@@ -40,6 +36,8 @@ class Facts:
     page: int | None = None
     heading: str | None = None
     part: str | None = None
+    is_document: bool = False
+    """Of a document only: page, heading and part are not known, and not missing."""
 
     def get(self, field: str) -> tuple[Value, ...]:
         """Return the values of a field; none when it is missing."""
@@ -65,9 +63,11 @@ class Facts:
         return _values(self.meta.get(field))
 
 
-def known_fields(catalog: Catalog) -> frozenset[str]:
-    """Return the fields that a filter may name here."""
-    named = catalog.meta_names()
+def known_fields(documents: Iterable[Facts]) -> frozenset[str]:
+    """Return the fields that a filter over these documents may name."""
+    named: set[str] = set()
+    for facts in documents:
+        named.update(facts.meta)
     return FIELDS | named | ({"year"} if "date" in named else set())
 
 

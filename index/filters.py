@@ -28,7 +28,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from epicrag.errors import UsageError
-from epicrag.index.fields import ALIASES, CHUNK_FIELDS, FIELDS, Facts, Value, known_fields
+from epicrag.index.fields import ALIASES, CHUNK_FIELDS, Facts, Value, known_fields
 
 if TYPE_CHECKING:
     from epicrag.index.catalog import Catalog
@@ -46,7 +46,9 @@ _NEGATED = {"!=": "=", "!~": "~", "not in": "in"}
 class Node(Protocol):
     """A part of a filter."""
 
-    def test(self, facts: Facts) -> bool: ...
+    def test(self, facts: Facts) -> bool | None:
+        """Return whether it fits; None where that depends on the chunk, and the facts are of a document."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,12 @@ class Both:
     left: Node
     right: Node
 
-    def test(self, facts: Facts) -> bool:
-        return self.left.test(facts) and self.right.test(facts)
+    def test(self, facts: Facts) -> bool | None:
+        left = self.left.test(facts)
+        if left is False:
+            return False
+        right = self.right.test(facts)
+        return right if left or right is False else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +69,28 @@ class Either:
     left: Node
     right: Node
 
-    def test(self, facts: Facts) -> bool:
-        return self.left.test(facts) or self.right.test(facts)
+    def test(self, facts: Facts) -> bool | None:
+        left = self.left.test(facts)
+        if left:
+            return True
+        right = self.right.test(facts)
+        return right if left is False or right else None
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
     inner: Node
 
-    def test(self, facts: Facts) -> bool:
-        return not self.inner.test(facts)
+    def test(self, facts: Facts) -> bool | None:
+        inner = self.inner.test(facts)
+        return None if inner is None else not inner
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
     """Fits all passages."""
 
-    def test(self, facts: Facts) -> bool:
+    def test(self, facts: Facts) -> bool | None:
         return True
 
 
@@ -92,7 +103,9 @@ class Compare:
     values: tuple[str, ...]
     position: int = 0
 
-    def test(self, facts: Facts) -> bool:
+    def test(self, facts: Facts) -> bool | None:
+        if facts.is_document and self.field in CHUNK_FIELDS:
+            return None
         held = facts.get(self.field)
         if not held:
             return False
@@ -111,22 +124,22 @@ class Filter:
 
     def rows(self, catalog: Catalog) -> frozenset[int]:
         """Return the rows of all chunks that fit. UsageError: no document has such a field."""
-        self._refuse_unknown(catalog)
-        is_by_chunk = any(one.field in CHUNK_FIELDS for one in self.comparisons)
-        facts = catalog.chunk_facts() if is_by_chunk else catalog.document_facts()
-        fitting = [row for row, fact in facts if self.root.test(fact)]
-        return frozenset(fitting if is_by_chunk else catalog.rows_of(fitting))
+        documents = catalog.document_facts()
+        self._refuse_unknown(known_fields(facts for _, facts in documents))
+        verdicts = {row: self.root.test(facts) for row, facts in documents}
+        open_ = [row for row, verdict in verdicts.items() if verdict is None]
+        fitting = catalog.rows_of([row for row, verdict in verdicts.items() if verdict])
+        if open_:
+            found = catalog.chunk_facts(documents=open_)
+            fitting += [row for row, facts in found if self.root.test(facts)]
+        return frozenset(fitting)
 
     def allows(self, catalog: Catalog, row: int) -> bool:
         """Return whether one chunk fits, read anew from the catalog."""
-        return any(self.root.test(fact) for _, fact in catalog.chunk_facts(row))
+        return any(self.root.test(fact) for _, fact in catalog.chunk_facts(row=row))
 
-    def _refuse_unknown(self, catalog: Catalog) -> None:
-        known: frozenset[str] | None = None
+    def _refuse_unknown(self, known: frozenset[str]) -> None:
         for one in self.comparisons:
-            if one.field in FIELDS:
-                continue
-            known = known_fields(catalog) if known is None else known
             if one.field not in known:
                 near = get_close_matches(one.field, sorted(known), n=1, cutoff=0.5)
                 hint = f"did you mean {near[0]}? " if near else ""

@@ -14,6 +14,7 @@ Learning Methods", SIGIR 2009, who chose it in a pilot and found that it hardly 
 _LEAST = 5  # passages: of fewer nothing can be said
 _MOST = 50
 _POWER = 2.0
+_CLEAREST = 10.0  # others that all score alike prove nothing more
 
 Ranking = Sequence[tuple[int, float]]
 """Chunk rows with the score of one stage, best first, each row once."""
@@ -37,7 +38,8 @@ def shares(rankings: Mapping[str, Ranking], weights: Mapping[str, float]) -> dic
 
 def _clarity(ranking: Ranking) -> float:
     first, *others = [score for _, score in ranking[:_MOST]]
-    return max((first - fmean(others)) / (pstdev(others) + 1e-9), 0.1)
+    clear = (first - fmean(others)) / (pstdev(others) + 1e-9)
+    return min(max(clear, 0.1), _CLEAREST)
 
 
 def fuse(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import struct
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -143,3 +146,94 @@ def _file(objects: list[str], encrypted: bool) -> bytes:
         f"{body}xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}"
         f"trailer << {trailer} >>\nstartxref\n{len(body)}\n%%EOF\n"
     ).encode("latin-1")
+
+
+MakeZip = Callable[[dict[str, str | bytes]], bytes]
+MakeOle = Callable[[dict[tuple[str, ...], bytes]], bytes]
+
+
+@pytest.fixture(scope="session")
+def make_zip() -> MakeZip:
+    """A ZIP archive of these members."""
+
+    def make(members: dict[str, str | bytes]) -> bytes:
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+        return file.getvalue()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_ole() -> MakeOle:
+    """A container of the old Office formats, of streams by their paths."""
+    return _make_ole
+
+
+_SECTOR, _MINI, _CUTOFF, _END, _FREE = 512, 64, 4096, 0xFFFFFFFE, 0xFFFFFFFF
+
+
+def _make_ole(streams: dict[tuple[str, ...], bytes]) -> bytes:
+    paths = sorted({path[:n] for path in streams for n in range(1, len(path) + 1)})
+    ids = {path: at for at, path in enumerate(paths, 1)}
+    mini, mini_table, starts = b"", list[int](), dict[tuple[str, ...], int]()
+    sectors, table = list[bytes](), list[int]()
+
+    def store(data: bytes) -> int:
+        first = len(sectors)
+        pieces = [data[at : at + _SECTOR] for at in range(0, len(data), _SECTOR)]
+        for number, piece in enumerate(pieces, 1):
+            sectors.append(piece.ljust(_SECTOR, b"\0"))
+            table.append(_END if number == len(pieces) else len(sectors))
+        return first if pieces else _END
+
+    for path, data in streams.items():
+        if len(data) >= _CUTOFF:
+            starts[path] = store(data)
+            continue
+        starts[path] = len(mini_table) if data else _END
+        count = -(-len(data) // _MINI)
+        mini += data.ljust(count * _MINI, b"\0")
+        mini_table += [len(mini_table) + at for at in range(1, count)] + ([_END] if count else [])
+    root = store(mini)
+    mini_fat = store(b"".join(struct.pack("<I", at) for at in mini_table))
+
+    def entry(name: str, kind: int, child: int, sibling: int, start: int, size: int) -> bytes:
+        wide = name.encode("utf-16-le")
+        head = wide.ljust(64, b"\0") + struct.pack("<HBB", len(wide) + 2, kind, 1)
+        links = struct.pack("<III", _FREE, sibling, child)
+        return head + links + bytes(36) + struct.pack("<IQ", start, size)
+
+    def children(parent: tuple[str, ...]) -> list[tuple[str, ...]]:
+        return [path for path in paths if path[:-1] == parent]
+
+    def first(parent: tuple[str, ...]) -> int:
+        found = children(parent)
+        return ids[found[0]] if found else _FREE
+
+    entries = entry("Root Entry", 5, first(()), _FREE, root, len(mini))
+    for path in paths:
+        kin = children(path[:-1])
+        at = kin.index(path) + 1
+        sibling = ids[kin[at]] if at < len(kin) else _FREE
+        is_stream = path in streams
+        start, size = (starts[path], len(streams[path])) if is_stream else (0, 0)
+        entries += entry(path[-1], 2 if is_stream else 1, first(path), sibling, start, size)
+    directory = store(entries)
+    n_fat = 1
+    while (len(sectors) + n_fat) * 4 > n_fat * _SECTOR:
+        n_fat += 1
+    fat_at = len(sectors)
+    table += [0xFFFFFFFD] * n_fat
+    fat = b"".join(struct.pack("<I", at) for at in table).ljust(n_fat * _SECTOR, b"\xff")
+    head = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(16)
+    head += struct.pack("<HHHHH6x", 0x3E, 3, 0xFFFE, 9, 6)
+    head += struct.pack(
+        "<IIIIIIIIII", 0, n_fat, directory, 0, _CUTOFF, mini_fat, 1, _END, 0, fat_at
+    )
+    head += b"".join(
+        struct.pack("<I", fat_at + at if at < n_fat else _FREE) for at in range(1, 109)
+    )
+    return head + b"".join(sectors) + fat

@@ -51,6 +51,47 @@ def test_text_in_any_common_encoding_is_found_out(encoding: str, text: str):
     assert text_of(text.encode(encoding)) == text
 
 
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1252", "# können\n\nÜbung"),
+        ("cp1252", "The recogniser takes “smart quotes” and a dash – no more."),
+        ("koi8_r", "Был сильный мороз"),
+        ("cp866", "Был сильный мороз"),
+        ("iso8859_5", "Был сильный мороз"),
+        ("cp1251", "Был сильный мороз"),
+        ("cp1253", "Ο καιρός είναι καλός"),
+        ("cp1255", "מזג האוויר נאה"),
+        ("cp1256", "الطقس جميل اليوم"),
+        ("gb18030", "今天天气很好"),
+        ("big5", "今天天氣很好"),
+        ("cp932", "今日はいい天気です"),
+        ("euc_jp", "今日はいい天気です"),
+        ("cp949", "오늘은 날씨가 좋습니다"),
+        ("cp1258", "Ng\u00ea\u0300 n\u00e2\u0301u \u0111\u00f4\u0300 u\u00f4\u0301ng"),
+        ("cp500", "The price of the book"),
+        ("utf-16-le", "今天天气很好，我们去看书"),
+        ("utf-16-be", "Был сильный мороз"),
+    ],
+)
+def test_a_few_words_are_enough(encoding: str, text: str):
+    assert text_of(text.encode(encoding)) == text
+
+
+def test_box_drawings_of_old_systems_do_not_hide_the_words():
+    text = "╔══════════╗\n║ Привет, мир ║\n╚══════════╝\nВсё хорошо"
+    assert text_of(text.encode("cp866")) == text
+
+
+def test_broken_bytes_do_not_hide_the_encoding_of_the_rest():
+    data = "今天天气很好。明天下雨。".encode("gb18030") * 20
+    assert text_of(data[:30] + b"\xff" + data[30:]).count("天气很好") >= 19
+
+
+def test_base64_is_left_as_it_is():
+    assert text_of(b"8uns7SDs6fDl5w==\n") == "8uns7SDs6fDl5w==\n"
+
+
 def test_encoding_is_reported():
     decoded = decode(b"price \x96 10 caf\xe9")
     assert decoded == Decoded("price – 10 café", "cp1252")

@@ -187,3 +187,32 @@ def test_a_page_nested_without_end_is_refused_rather_than_cut():
 )
 def test_broken_mark_up_does_not_raise(source: str):
     parse_html(source)
+
+
+def test_a_table_that_is_cut_repeats_its_head():
+    rows = "".join(f"<tr><td>{n}</td><td>{n * n}</td></tr>" for n in range(3))
+    page = parsed_page(
+        f"<table><thead><tr><th>n</th><th>square</th></tr></thead>{rows}</table><p>x</p>"
+    )
+    (table,) = page.tables
+    assert table.head == "n | square"
+    assert page.text[table.start : table.end] == "n | square\n0 | 0\n1 | 1\n2 | 4"
+    assert not parsed_page(f"<table>{rows}</table>").tables
+
+
+def test_what_the_page_says_of_itself_is_meta():
+    head = (
+        "<title>Untitled</title><meta property='og:title' content='Ducks'>"
+        "<meta name='author' content='Ann Lee'><meta name='keywords' content='a, b'>"
+        "<meta property='article:published_time' content='2024-05-01T10:00:00Z'>"
+        "<meta name='Description' content='About ducks'>"
+    )
+    page = parsed_page("<p>Words.</p>", head)
+    assert page.title == "Ducks"
+    assert page.meta == {
+        "author": "Ann Lee",
+        "tags": ("a", "b"),
+        "date": "2024-05-01",
+        "year": 2024,
+        "description": "About ducks",
+    }

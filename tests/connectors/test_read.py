@@ -34,12 +34,12 @@ def test_path_digest_and_encoding_are_the_files_own(tmp_path: Path, read_bytes: 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("a.bib", "BibTeX (.bib)"),
+        ("a.gif", "image"),
         ("a.mp4", "video (.mp4)"),
         ("a.mobi", "e-book (.mobi)"),
         ("README.parquet", "Parquet"),
         ("a.mp3", "sound"),
-        ("a.PNG", "image"),
-        ("a.png", "image"),
         ("a.weird", ".weird"),
         ("package-lock.json", "lock file"),
         ("noextension", "without an extension"),
@@ -150,7 +150,9 @@ def test_line_ends_change_neither_text_nor_line_numbers(read_bytes: ReadBytes):
     assert unix.place(unix.text.index("two"), unix.text.index("two") + 3).lines == (4, 4)
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.html", "a.py", "a.toml"])
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a.md", "a.html", "a.py", "a.toml", "a.rst", "a.adoc", "a.org", "a.tex"]
+)
 def test_blocks_and_anchors_keep_their_promises(read_bytes: ReadBytes, name: str):
     source = "\n\n# One\n\n- a\n- b\n\n```\ncode\n```\n\ntext\n" * 3
     document = read_bytes(name, source.encode())

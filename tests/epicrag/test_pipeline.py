@@ -329,3 +329,32 @@ def test_given_chunks_are_not_judged(museum):
     with museum.open() as pipeline:
         answer = pipeline.ask("Zebra?", chunks=pipeline.search(CODE, k=1))
     assert answer.relevance is None and answer.answered
+
+
+def test_one_search_may_differ_from_the_configuration(museum, monkeypatch):
+    class Backwards:
+        depth = 3
+
+        def scores(self, query, texts):
+            return [float(n) for n in range(len(texts))]
+
+    with museum.open() as pipeline:
+        plain = pipeline.search(CODE)
+        assert {n for hit in pipeline.search(CODE, mode="words") for n in hit.stages} == {
+            "words",
+            "fused",
+        }
+        assert {n for h in pipeline.search(CODE, weights=(1, 0)) for n in h.stages} == {
+            "dense",
+            "fused",
+        }
+        with pytest.raises(UsageError, match="search_mode"):
+            pipeline.search(CODE, mode="no such mode")
+        with pytest.raises(UsageError, match="hybrid_weights"):
+            pipeline.search(CODE, weights=(0, 0))
+        loaded = []
+        monkeypatch.setattr(pipeline, "_load_reranker", lambda n: loaded.append(n) or Backwards())
+        turned = [pipeline.search(CODE, rerank="tiny") for _ in range(2)]
+        assert [hit.row for hit in turned[1]] == [hit.row for hit in reversed(plain)]
+        assert pipeline.search(CODE, rerank=False) == plain == pipeline.search(CODE)
+        assert loaded == ["tiny"]

@@ -322,11 +322,11 @@ def test_a_disk_that_is_full_for_kv_is_said_and_the_next_run_goes_on(bench, monk
 
 
 def test_an_index_that_cannot_be_written_to_says_so(museum, read_only):
-    copy = read_only(museum.config.index)
-    museum.config = replace(museum.config, index=copy)
     museum.write("new.txt", "new words")
+    copy = read_only(museum.docs.parent)
+    museum.config = replace(museum.config, index=copy / "index")
     with pytest.raises(UsageError, match="cannot be used"):
-        museum.ingest()
+        museum.ingest(copy / "docs")
 
 
 def test_a_second_writer_waits_and_says_for_whom(museum):

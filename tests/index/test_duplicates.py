@@ -24,10 +24,22 @@ def test_the_same_text_under_another_header_is_kept_once():
     assert kept(hit("a", LONG, "One"), hit("b", LONG, "Two")) == [("a", ("b",))]
 
 
-def test_nearly_the_same_text_is_kept_once():
-    assert kept(hit("a", LONG), hit("b", LONG.upper().replace("WORD50", "other"))) == [
-        ("a", ("b",))
-    ]
+def test_a_long_text_in_other_letters_and_spaces_is_kept_once():
+    assert kept(hit("a", LONG), hit("b", LONG.upper().replace(" ", "\n"))) == [("a", ("b",))]
+
+
+def test_one_word_or_number_that_differs_is_enough_to_keep_both():
+    for word in ("word51", "not word50"):
+        assert len(kept(hit("a", LONG), hit("b", LONG.replace("word50", word)))) == 2
+        assert len(kept(hit("a", LONG.replace("word50", word)), hit("b", LONG))) == 2
+
+
+def test_a_short_text_under_another_heading_says_something_else():
+    museum, pool = (
+        hit("a", "Open from ten to four.", "Museum"),
+        hit("b", "Open from ten to four.", "Pool"),
+    )
+    assert len(kept(museum, pool)) == 2
 
 
 def test_a_part_of_a_better_passage_is_left_out():

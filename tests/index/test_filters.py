@@ -168,3 +168,24 @@ def test_an_unknown_field_is_refused_with_the_nearest_one(library):
     assert "'yaer', at character 12" in error.value.message
     assert "did you mean year?" in error.value.hint
     assert "author" in error.value.hint
+
+
+@given(
+    st.recursive(
+        st.sampled_from(["year=2021", "year=1", "page=2", "page=9", "heading=B"]),
+        lambda inner: st.one_of(
+            inner.map("not ({})".format),
+            st.tuples(inner, st.sampled_from(["and", "or"]), inner).map(
+                lambda t: f"({t[0]}) {t[1]} ({t[2]})"
+            ),
+        ),
+        max_leaves=6,
+    )
+)
+def test_a_document_is_judged_without_its_chunks_only_where_they_cannot_matter(text: str):
+    root = parse_filter(text).root
+    verdict = root.test(replace(FACTS, page=None, heading=None, part=None, is_document=True))
+    places = [(page, heading) for page in (None, 2, 9) for heading in (None, "A > B")]
+    by_chunk = {root.test(replace(FACTS, page=p, heading=h)) for p, h in places}
+    assert None not in by_chunk
+    assert verdict is None or by_chunk == {verdict}

@@ -61,8 +61,8 @@ def test_a_chinese_word_of_two_characters_is_found_by_words(bench, lay):
     lay("a.txt", "今天天气很好。明天下雨。".encode())
     lay("b.txt", "门票价格是十元。".encode())
     bench.ingest()
-    with bench.open() as pipeline:
-        hits = pipeline.search("明天", mode="words")
+    with bench.open(search_mode="words") as pipeline:
+        hits = pipeline.search("明天")
     assert [hit.chunk.text for hit in hits] == ["今天天气很好。明天下雨。"]
 
 
@@ -71,9 +71,9 @@ def test_a_query_without_words_is_no_error(bench, lay, query):
     lay("a.txt", b"the of and")
     lay("b.txt", b"or")
     bench.ingest()
-    with bench.open() as pipeline:
-        pipeline.search(query)
-        pipeline.search(query, mode="words")
+    for mode in ("hybrid", "words"):
+        with bench.open(search_mode=mode) as pipeline:
+            pipeline.search(query)
 
 
 def test_control_tokens_in_a_document_are_text(smollm2):

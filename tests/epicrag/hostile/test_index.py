@@ -252,9 +252,13 @@ def test_weights_of_the_fusion_decide_the_order(bench):
     real = bench.embedder.query
     # For the embedder the question is about the museum; by its words it is not.
     bench.embedder.query = lambda text: real("harbour museum" if text == "zyxwvut" else text)
-    with bench.open() as pipeline:
-        dense = pipeline.search("zyxwvut", weights=(1, 0))
-        words = pipeline.search("zyxwvut", weights=(0, 1))
+    found = {}
+    for weights in ((1.0, 0.0), (0.0, 1.0)):
+        with bench.open(
+            hybrid_weights=dict(zip(("dense", "words"), weights, strict=True))
+        ) as pipeline:
+            found[weights] = pipeline.search("zyxwvut")
+    dense, words = found.values()
     assert dense[0].chunk.document.endswith("dense.md")
     assert words[0].chunk.document.endswith("words.md")
 
