@@ -27,7 +27,6 @@ from epicrag.connectors.base import (
     too_inflated,
     too_many_members,
 )
-from epicrag.connectors.formats import format_of, unsupported_reason
 from epicrag.types import Document, FileReport, Unread
 
 if TYPE_CHECKING:
@@ -185,7 +184,9 @@ class Member:
         return data if isinstance(data, Unread) else read_bytes(self.path, data, limits=self.limits)
 
     def refusal(self) -> str | None:
-        return None if format_of(self.item.name) else unsupported_reason(self.item.name)
+        from epicrag.connectors.read import refusal
+
+        return refusal(self.item.name, self.limits)
 
 
 @dataclass(slots=True)

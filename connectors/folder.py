@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from epicrag.connectors.archive import Shelf, is_archive, members
 from epicrag.connectors.base import Limits, file_too_big
 from epicrag.connectors.decode import decode
-from epicrag.connectors.formats import format_of, unsupported_reason
 from epicrag.connectors.found import Found
 from epicrag.types import Document, FileReport, Unread
 
@@ -58,7 +57,9 @@ class File:
         return read(self.path, limits=self.limits)
 
     def refusal(self) -> str | None:
-        return None if format_of(self.path) else unsupported_reason(self.path)
+        from epicrag.connectors.read import refusal
+
+        return refusal(self.path, self.limits)
 
 
 def file_digest(path: str) -> str:

@@ -15,14 +15,21 @@ from epicrag.types import Unread
 _MAX_PIXELS = 200_000_000
 
 
-def parse_picture(data: bytes, limits: Limits) -> Parsed | Unread:
-    """Read the text on a picture; a TIFF may have several pages. Only with `ocr = "all"`: photographs
-    are no documents, and reading one takes seconds."""
+def refusal(limits: Limits) -> str | None:
+    """Say why pictures are not read; None when they are. Only with `ocr = "all"`: photographs are no
+    documents, and reading one takes seconds."""
     if limits.ocr != "all":
         how = "" if ocr.is_installed() else f" (and {ocr.INSTALL})"
-        return Unread("unsupported", f"an image: its text is read with --ocr all{how}")
-    if not ocr.is_installed():
-        return Unread("unsupported", f"an image, which needs OCR; install it with: {ocr.INSTALL}")
+        return f"an image: its text is read with --ocr all{how}"
+    return (
+        None if ocr.is_installed() else f"an image, which needs OCR; install it with: {ocr.INSTALL}"
+    )
+
+
+def parse_picture(data: bytes, limits: Limits) -> Parsed | Unread:
+    """Read the text on a picture; a TIFF may have several pages."""
+    if (why := refusal(limits)) is not None:
+        return Unread("unsupported", why)
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -23,21 +23,27 @@ from epicrag.types import Document, Unread
 if TYPE_CHECKING:
     from epicrag.connectors.formats import Format
 
-__all__ = ["Limits", "read", "read_bytes", "supported"]
+__all__ = ["Limits", "read", "read_bytes", "refusal"]
 
 _NO_LIMITS = Limits()
 
 
-def supported(path: str) -> bool:
-    """Is there a reader for files of this name?"""
-    return format_of(path) is not None
+def refusal(name: str, limits: Limits = _NO_LIMITS) -> str | None:
+    """Say why nothing is read from files of this name, whatever they hold; None when they are read."""
+    form = format_of(name)
+    if form is None:
+        return unsupported_reason(name)
+    if form.name == "image":
+        from epicrag.connectors.picture import refusal as picture_refusal
+
+        return picture_refusal(limits)
+    return None
 
 
 def read(path: str, *, limits: Limits = _NO_LIMITS) -> Document | Unread:
     """Read a file; what cannot be read is an `Unread` that says why. Bad content never raises."""
-    form = format_of(path)
-    if form is None:
-        return Unread("unsupported", unsupported_reason(path))
+    if (why := refusal(path, limits)) is not None:
+        return Unread("unsupported", why)
     data = load(path, limits.max_file_bytes)
     if isinstance(data, Unread):
         return data
@@ -57,9 +63,9 @@ def read_bytes(
 
     `charset` is what the bytes are said to be in by whoever sent them.
     """
-    form = format_of(name or path)
-    if form is None:
-        return Unread("unsupported", unsupported_reason(name or path))
+    why, form = refusal(name or path, limits), format_of(name or path)
+    if why is not None or form is None:
+        return Unread("unsupported", why or unsupported_reason(name or path))
     parsed = _guarded(form, name or path, data, limits, charset)
     if isinstance(parsed, Unread):
         return parsed

@@ -6,7 +6,6 @@ import hashlib
 from dataclasses import dataclass
 
 from epicrag.connectors.base import Limits, file_too_big
-from epicrag.connectors.formats import format_of, unsupported_reason
 from epicrag.connectors.found import Found
 from epicrag.types import Document, Unread
 
@@ -41,7 +40,9 @@ class Stream:
         return read_bytes(self.path, self.data, limits=self.limits, name=self.name)
 
     def refusal(self) -> str | None:
-        return None if format_of(self.name) else unsupported_reason(self.name)
+        from epicrag.connectors.read import refusal
+
+        return refusal(self.name, self.limits)
 
     def find(self) -> Found:
         return Found(entries=(self,), roots=(self.path,), areas=(self.path,))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from epicrag.connectors import text as text_reader
-from epicrag.connectors.read import Limits, read, supported
+from epicrag.connectors.read import Limits, read, refusal
 from epicrag.types import Document, Unread
 
 MakePdf = Callable[..., bytes]
@@ -46,7 +46,7 @@ def test_path_digest_and_encoding_are_the_files_own(tmp_path: Path, read_bytes: 
     ],
 )
 def test_other_formats_are_named_and_not_even_opened(tmp_path: Path, name: str, words: str):
-    assert not supported(name)
+    assert refusal(name)
     answer = unread(tmp_path / name)  # there is no such file
     assert answer.status == "unsupported" and words in answer.reason
 
@@ -55,7 +55,7 @@ def test_other_formats_are_named_and_not_even_opened(tmp_path: Path, name: str, 
     "name", ["README", "a.LOG", "x.Markdown", "a.htm", "b.PDF", "Makefile", "README.Debian"]
 )
 def test_known_names_are_supported(name: str):
-    assert supported(f"/some/where/{name}")
+    assert refusal(f"/some/where/{name}") is None
 
 
 @pytest.mark.parametrize(
