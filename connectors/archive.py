@@ -10,7 +10,6 @@ import lzma
 import os
 import tarfile
 import zipfile
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,9 +26,12 @@ from epicrag.connectors.base import (
     too_inflated,
     too_many_members,
 )
+from epicrag.connectors.found import told_apart
 from epicrag.types import Document, FileReport, Unread
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from epicrag.types import Entry
 
 _Unpack = Callable[[IO[bytes]], IO[bytes]]
@@ -43,14 +45,11 @@ _TARS = {
     ".tar": "", ".tar.gz": ".gz", ".tgz": ".gz", ".tar.bz2": ".bz2", ".tbz2": ".bz2", ".tbz": ".bz2",
     ".tar.xz": ".xz", ".txz": ".xz",
 }  # fmt: skip
-_DAMAGE = (
-    OSError, EOFError, ValueError, RuntimeError, NotImplementedError, zlib.error, lzma.LZMAError,
-    zipfile.BadZipFile, tarfile.TarError,
-)  # fmt: skip
 _SMALL = 16 * MEBIBYTE
 """What unpacks to less does no harm, whatever its ratio."""
 _NO_TIME_LIMIT = 1e9
 _OPEN_AT_ONCE = 4
+_TAR_BLOCK = tarfile.BLOCKSIZE
 
 WhyIgnored = Callable[[str, bool], str | None]
 """Of the path of a member or a folder of members, and whether it is a folder: why it is passed over."""
@@ -87,16 +86,23 @@ class Listing:
     entries: tuple[Entry, ...]
     reports: tuple[FileReport, ...]
     passed: Mapping[str, str]
+    spare: frozenset[str]
+    """Archives that could not be listed."""
 
 
 def members(path: str, limits: Limits, shelf: Shelf, why_ignored: WhyIgnored) -> Listing:
     """List the members of an archive file, those of archives within it too, as deep as the limits say."""
     tour = _Tour(limits, shelf, why_ignored, Watch(limits))
     tour.visit(_Outer(path, limits.max_file_bytes), 0)
-    return Listing(tuple(tour.entries), tuple(tour.reports), tour.passed)
+    return Listing(
+        entries=tuple(tour.entries),
+        reports=tuple(told_apart(tour.reports, {entry.path for entry in tour.entries}).values()),
+        passed=tour.passed,
+        spare=frozenset(report.path for report in tour.reports if report.status == "failed"),
+    )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Shelf:
     """Keeps the archives that were opened last, so that one pass over their members opens each once."""
 
@@ -133,7 +139,7 @@ class _Outer:
     def load(self) -> bytes | Unread:
         from epicrag.connectors.read import load
 
-        return load(self.path, self.max_bytes)
+        return load(self.path, self.max_bytes, follow=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,24 +155,25 @@ class Member:
     def path(self) -> str:
         return f"{self.archive.path}!/{self.item.name}"
 
+    def __str__(self) -> str:
+        return f"member {self.item.number + 1} of {self.archive.path}"
+
     @property
     def size(self) -> int:
         return self.item.size
 
     def load(self) -> bytes | Unread:
         """Return its bytes, or why they cannot be had."""
-        opened = self.shelf.get(self.archive, self.limits)
-        if isinstance(opened, Unread):
-            return opened
         most = self.limits.max_file_bytes
         try:
+            opened = self.shelf.get(self.archive, self.limits)
+            if isinstance(opened, Unread):
+                return opened
             data = opened.load(self.item, most + 1)
         except RefusedError as refused:
             return refused.unread
-        except _DAMAGE as error:
-            return Unread(
-                "failed", f"damaged in its archive: {error or type(error).__name__}"[:500]
-            )
+        except Exception as error:  # noqa: BLE001 - whatever the archive's library raises
+            return Unread("failed", f"damaged in its archive: {_told(error)}")
         return data if len(data) <= most else Unread("skipped", file_too_big(len(data), most))
 
     def digest(self) -> str:
@@ -218,8 +225,8 @@ class _Tour:
             ]
         except RefusedError as refused:
             problem = refused.unread
-        except _DAMAGE as error:
-            problem = Unread("failed", f"damaged archive: {error or type(error).__name__}"[:500])
+        except Exception as error:  # noqa: BLE001 - whatever the archive's library raises
+            problem = Unread("failed", f"damaged archive: {_told(error)}")
         else:
             for member in within:  # afterwards: an archive is listed in one pass
                 self.visit(member, depth + 1)
@@ -281,6 +288,10 @@ class _Tour:
         self.reports.append(FileReport(path, unread.status, unread.reason))
 
 
+def _told(error: Exception) -> str:
+    return (str(error) or type(error).__name__)[:450]
+
+
 def _ending(path: str) -> str | None:
     """The longest ending of a name that makes it an archive."""
     name = os.path.basename(path).lower()
@@ -313,7 +324,7 @@ class _Zip:
 
     def items(self, watch: Watch) -> Iterator[Item]:
         for number, info in enumerate(self._infos):
-            if not info.is_dir():
+            if not info.filename.endswith("/"):  # is_dir() fails for a member without a name
                 kind = info.external_attr >> 28  # of the Unix mode: 8 is a regular file, 0 unknown
                 problem = None if kind in (0, 8) else "a link or device in the archive"
                 yield _item(number, _unix(info), info.file_size, problem)
@@ -334,13 +345,31 @@ class _Tar:
 
     def items(self, watch: Watch) -> Iterator[Item]:
         self._restart(watch)
-        for number, info in enumerate(self._infos):
-            if not info.isdir():
-                problem = None
-                if not info.isreg() or info.issparse():
-                    problem = "a link or device in the archive, or a sparse file"
-                yield _item(number, info.name, 0 if problem else info.size, problem)
+        last = ""
+        try:
+            for number, info in enumerate(self._infos):
+                last = info.name
+                if not info.isdir():
+                    problem = None
+                    if not info.isreg() or info.issparse():
+                        problem = "a link or device in the archive, or a sparse file"
+                    yield _item(number, info.name, 0 if problem else info.size, problem)
+            self._check_end()
+        except (tarfile.TarError, EOFError) as error:
+            where = f"after its member {last!r}" if last else "at its beginning"
+            raise tarfile.ReadError(f"cut off or broken {where}: {error}") from error
         self._restart(watch)
+
+    def _check_end(self) -> None:
+        """Raise ReadError where the archive does not end as one does: members may be lost then."""
+        stream = cast("IO[bytes]", self._tar.fileobj)
+        # The first block of zeros was taken for a header.
+        if len(rest := stream.read(_TAR_BLOCK)) < _TAR_BLOCK:
+            raise tarfile.ReadError("its end is missing")
+        while rest:
+            if rest.count(0) < len(rest):
+                raise tarfile.ReadError("something stands behind its end")
+            rest = stream.read(MEBIBYTE)
 
     def load(self, item: Item, most: int) -> bytes:
         if item.number < self._next:
@@ -364,7 +393,23 @@ class _Tar:
 
 
 def _open_tar(stream: _Counted) -> tarfile.TarFile:
-    return tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|", errors="surrogateescape")
+    return tarfile.open(
+        fileobj=cast("IO[bytes]", stream), mode="r|", errors="surrogateescape", tarinfo=_Header
+    )
+
+
+class _Header(tarfile.TarInfo):
+    """A member's head. One that is none is an error: tarfile takes it for the archive's end."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        is_end = len(buf) == _TAR_BLOCK and buf.count(0) == len(buf)
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if is_end:
+                raise
+            raise tarfile.ReadError(str(error)) from error
 
 
 class _Packed:
@@ -426,6 +471,8 @@ def _item(number: int, name: str, size: int, problem: str | None) -> Item:
     """A member by its name as a relative path; one that leads out of the archive is a problem."""
     parts = PurePosixPath(name).parts
     is_drive = len(name) > 1 and name[1] == ":"
-    if not parts or name.startswith("/") or is_drive or ".." in parts:
+    if not parts:
+        return Item(number, "?", size, "it has no name")
+    if name.startswith("/") or is_drive or ".." in parts:
         return Item(number, name.strip("/") or "?", size, "its name leads out of the archive")
     return Item(number, "/".join(parts), size, problem)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +15,8 @@ from epicrag.connectors.archive import Shelf, is_archive, members
 from epicrag.connectors.base import Limits, file_too_big
 from epicrag.connectors.decode import decode
 from epicrag.connectors.found import Found
+from epicrag.connectors.globs import MAX_RULE_CHARS, bounded
+from epicrag.connectors.opened import open_regular
 from epicrag.types import Document, FileReport, Unread
 
 if TYPE_CHECKING:
@@ -48,13 +51,16 @@ class File:
     size: int
     limits: Limits
 
+    def __str__(self) -> str:
+        return "a file"
+
     def digest(self) -> str:
         return file_digest(self.path)
 
     def read(self) -> Document | Unread:
         from epicrag.connectors.read import read
 
-        return read(self.path, limits=self.limits)
+        return read(self.path, limits=self.limits, follow=False)
 
     def refusal(self) -> str | None:
         from epicrag.connectors.read import refusal
@@ -64,7 +70,7 @@ class File:
 
 def file_digest(path: str) -> str:
     """Return the SHA-256 of a file's bytes in hex, without holding them in memory."""
-    with open(path, "rb") as file:
+    with open_regular(path, follow=False) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -85,6 +91,7 @@ class Rules:
 
 
 _RULES = Rules()
+_MAX_IGNORE_BYTES = 1 << 20
 _NO_LIMITS = Limits()
 
 
@@ -134,11 +141,10 @@ def walk(
     tour = _Tour(roots, limits, rules, None if only is None else frozenset(only))
     for root in roots:
         tour.visit(root)
+    tour.tell_of_links()
     answered = roots if only is None else [o for o in only if any(_is_below(o, r) for r in roots)]
     return Found(
-        entries=tuple(
-            entry for _, entries in sorted(tour.entries.items()) for entry in entries.values()
-        ),
+        entries=tuple(entry for _, entries in sorted(tour.entries.items()) for entry in entries),
         reports=tuple(sorted(tour.reports.values(), key=lambda report: report.path)),
         roots=tuple(_slashes(root) for root in answered),
         spare=frozenset(tour.unseen),
@@ -160,8 +166,8 @@ class _Tour:
     limits: Limits
     rules: Rules
     only: frozenset[str] | None = None
-    entries: dict[str, dict[str, Entry]] = field(default_factory=dict)
-    """By the file they are in, and their own path: one of an ordinary file, many of an archive."""
+    entries: dict[str, tuple[Entry, ...]] = field(default_factory=dict)
+    """By the file they are in: one of an ordinary file, many of an archive."""
     reports: dict[str, FileReport] = field(default_factory=dict)
     passed: dict[str, str] = field(default_factory=dict)
     unseen: set[str] = field(default_factory=set)
@@ -170,6 +176,9 @@ class _Tour:
     """Folders, by device and inode."""
     waiting: list[tuple[str, _Above]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
+    led: dict[str, str] = field(default_factory=dict)
+    """Links to what lies below a root, and where they lead."""
+    followed: set[str] = field(default_factory=set)
     way: frozenset[str] = frozenset()
     """What lies above `only`."""
 
@@ -219,11 +228,14 @@ class _Tour:
         except OSError as error:
             self._fail(folder, f"the folder cannot be opened: {_why(error)}")
             return
+        if os.path.islink(folder):  # since it was found
+            self._link(folder)
+            return
         if (status.st_dev, status.st_ino) in self.seen:
             return
         self.seen.add((status.st_dev, status.st_ino))
         if self.rules.ignore_files:
-            ignores = (*ignores, *_ignores_of(folder))
+            ignores = (*ignores, *_ignores_of(folder, self._skip))
         for item in items:
             if self._is_wanted(item.path) and (below := self._item(item, ignores)) is not None:
                 yield below, ignores
@@ -265,7 +277,7 @@ class _Tour:
             self._archive(path, ignores)
         else:
             path = _slashes(path)
-            self.entries[path] = {path: File(path, status.st_size, self.limits)}
+            self.entries[path] = (File(path, status.st_size, self.limits),)
 
     def _archive(self, path: str, ignores: _Above) -> None:
         """Take the members of an archive as files of their own."""
@@ -274,9 +286,9 @@ class _Tour:
             return self._why_ignored(os.path.basename(member), member, is_folder, ignores)
 
         listing = members(_slashes(path), self.limits, self.shelf, why_ignored)
-        self.entries[_slashes(path)] = {entry.path: entry for entry in listing.entries}
+        self.entries[_slashes(path)] = listing.entries
         self.reports.update((report.path, report) for report in listing.reports)
-        self.unseen.update(r.path for r in listing.reports if r.status == "failed")
+        self.unseen.update(listing.spare)
         self.passed.update(listing.passed)
 
     def _link(self, path: str) -> None:
@@ -290,6 +302,7 @@ class _Tour:
         if any(_is_below(target, root) for root in self.roots):
             self._skip(path, f"link to {_shown(target)}, which is read there and not twice")
             self.links.append((path, target))
+            self.led[path] = target
         else:
             self._skip(path, f"link out of the given folders, to {_shown(target)}: not followed")
 
@@ -304,8 +317,19 @@ class _Tour:
         if not passed or target in self.rules.never:
             return
         self.passed.pop(_slashes(target), None)
+        self.followed.add(target)
         self._take(target, os.stat(target), ())
         self._walk()
+
+    def tell_of_links(self) -> None:
+        """When all is visited: correct what was said of links to what is passed over."""
+        for path, target in self.led.items():
+            places = list(_up(target))
+            why = next(
+                (self.passed[_slashes(at)] for at in places if _slashes(at) in self.passed), None
+            )
+            if why is not None and self.followed.isdisjoint(places):
+                self._skip(path, f"link to {_shown(target)}, which is not read: {why}")
 
     def _fail(self, path: str, reason: str) -> None:
         """Report what could not be looked at, unlike a link or a device, which is passed over."""
@@ -318,20 +342,28 @@ class _Tour:
         self.reports[path] = FileReport(path, "skipped", reason)
 
 
-def _ignores_of(folder: str) -> Iterator[_Ignores]:
+def _ignores_of(folder: str, say: Callable[[str, str], None]) -> Iterator[_Ignores]:
     """Read a folder's ignore files; the rules of `.epicragignore` come last, so they win."""
     from pathspec import GitIgnoreSpec
 
+    from epicrag.connectors.read import load
+
     lines: list[str] = []
     for name in IGNORE_FILES:
-        try:
-            decoded = decode(Path(folder, name).read_bytes())
-        except OSError:
-            continue
+        data = load(os.path.join(folder, name), _MAX_IGNORE_BYTES)
+        decoded = data if isinstance(data, Unread) else decode(data)
         if not isinstance(decoded, Unread):
-            lines += [line for line in decoded.text.split("\n") if _is_rule(line)]
+            rules = [line for line in decoded.text.split("\n") if _is_rule(line)]
+            sound = [line for line in rules if _is_bounded(line)]
+            if len(sound) < len(rules):
+                long = next(line for line in rules if line not in sound)
+                say(
+                    os.path.join(folder, name),
+                    f"too many wildcards in a rule, passed over: {long:.100}",
+                )
+            lines += sound
     if lines:
-        yield _Ignores(folder, GitIgnoreSpec.from_lines(lines))
+        yield _Ignores(folder, _bound(GitIgnoreSpec.from_lines(lines)))
 
 
 def _is_rule(line: str) -> bool:
@@ -339,10 +371,27 @@ def _is_rule(line: str) -> bool:
     from pathspec import GitIgnoreSpec
 
     try:
-        GitIgnoreSpec.from_lines([line])
+        GitIgnoreSpec.from_lines([line[: MAX_RULE_CHARS + 1]])
     except ValueError:
         return False
     return bool(line.strip())
+
+
+def _is_bounded(line: str) -> bool:
+    from pathspec import GitIgnoreSpec
+
+    if len(line) > MAX_RULE_CHARS:
+        return False
+    rules = GitIgnoreSpec.from_lines([line]).patterns
+    return all(rule.regex is None or bounded(rule.regex.pattern) for rule in rules)
+
+
+def _bound(spec: GitIgnoreSpec) -> GitIgnoreSpec:
+    """See to it that no name takes long to be held against the rules."""
+    for rule in spec.patterns:
+        if rule.regex is not None and (regex := bounded(rule.regex.pattern)) is not None:
+            rule.regex = re.compile(regex)
+    return spec
 
 
 def _matches(ignores: _Above, path: str, is_folder: bool) -> str | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -50,6 +50,20 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Give back what was held for reading: its entries cannot be read any more."""
+
+
+def told_apart(reports: Iterable[FileReport], taken: Container[str] = ()) -> dict[str, FileReport]:
+    """Return reports by paths of their own: under that of another, or of a document that is read (`taken`),
+    one would not be seen."""
+    told: dict[str, FileReport] = {}
+    for number, report in enumerate(reports, 2):
+        path = report.path
+        if told.get(path) == report:
+            continue
+        while path in taken or path in told:
+            path, number = f"{report.path} ({number})", number + 1
+        told[path] = replace(report, path=path)
+    return told
 
 
 def merged(parts: list[Found]) -> Found:

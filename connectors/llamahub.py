@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from epicrag.connectors.base import Limits
 from epicrag.connectors.found import Found
 from epicrag.errors import UsageError
-from epicrag.types import Anchor, Document, MetaValue, Unread
+from epicrag.types import Anchor, Document, FileReport, MetaValue, Unread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,8 +42,13 @@ class Given:
     def size(self) -> int:
         return len(self.text)
 
+    def __str__(self) -> str:
+        return "a document"
+
     def digest(self) -> str:
-        stable = {key: value for key, value in self.metadata.items() if key not in _VOLATILE}
+        stable = {
+            str(key): _plain(value) for key, value in self.metadata.items() if key not in _VOLATILE
+        }
         facts = json.dumps([self.text, stable], sort_keys=True, default=str)
         return hashlib.sha256(facts.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -77,17 +82,44 @@ class Documents:
     is_remote = True
 
     def find(self) -> Found:
-        root = f"reader:{self.name}"
+        # A name is one step of the path: what is below `team` is not what is below `team/x`.
+        root = "reader:" + re.sub(r"[%/!\0-\x1f]", lambda c: f"%{ord(c[0]):02X}", self.name)
+        entries: dict[str, Given] = {}
+        reports: list[FileReport] = []
+        nameless: list[tuple[str, Given]] = []
+        is_whole = True
+        for number, document in enumerate(self.documents, 1):
+            try:
+                doc_id = str(document.doc_id)
+                text, metadata = str(document.get_content()), dict(document.metadata or {})
+                path = f"{root}/{_identity(doc_id, text, metadata)}"
+            except Exception as error:  # noqa: BLE001 - whatever somebody else's document raises
+                is_whole = False  # and nobody knows which it was in the run before
+                reason = f"{type(error).__name__}: {error}"[:500]
+                reports.append(FileReport(f"{root}/document {number}", "failed", reason))
+                continue
+            given = Given(path, text, metadata, self.limits)
+            if _is_random(doc_id):
+                nameless.append((path, given))
+            elif path not in entries:
+                entries[path] = given
+            elif given != entries[path]:
+                reason = f"document {number} has the id of another before it, which is read"
+                reports.append(FileReport(path, "skipped", reason))
         seen: Counter[str] = Counter()
-        entries = []
-        for document in self.documents:
-            text, metadata = str(document.get_content()), dict(document.metadata or {})
-            name = _identity(str(document.doc_id), text, metadata)
-            seen[name] += 1
-            if seen[name] > 1:
-                name += f"#{seen[name]}"
-            entries.append(Given(f"{root}/{name}", text, metadata, self.limits))
-        return Found(entries=tuple(entries), roots=(root,), areas=(root,))
+        for path, given in nameless:
+            name = path
+            while name in entries:
+                seen[path] += 1
+                name = f"{path}#{seen[path] + 1}"
+            entries[name] = replace(given, path=name)
+        return Found(
+            entries=tuple(entries.values()),
+            reports=tuple(reports),
+            roots=(root,),
+            spare=frozenset() if is_whole else frozenset([root]),
+            areas=(root,),
+        )
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -163,13 +195,20 @@ def _anchors(document: Document, label: object) -> tuple[Anchor, ...]:
     return (Anchor(0, part=f"page {text}"),)
 
 
+def _plain(value: Any) -> Any:
+    """A value whose keys can be sorted, whatever they are."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 def _meta(metadata: Mapping[str, Any]) -> dict[str, MetaValue]:
     """Keep what filters can use: texts, numbers, flags and lists of texts."""
     kept: dict[str, MetaValue] = {}
     for key, value in metadata.items():
         if key in _VOLATILE:
             continue
-        name = key.strip().lower()
+        name = str(key).strip().lower()
         if isinstance(value, str | int | float | bool):
             kept[name] = value
         elif isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):

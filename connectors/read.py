@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from epicrag.connectors.formats import (
     media_of,
     unsupported_reason,
 )
+from epicrag.connectors.opened import NotRegularError, open_regular
 from epicrag.types import Document, Unread
 
 if TYPE_CHECKING:
@@ -40,11 +40,14 @@ def refusal(name: str, limits: Limits = _NO_LIMITS) -> str | None:
     return None
 
 
-def read(path: str, *, limits: Limits = _NO_LIMITS) -> Document | Unread:
-    """Read a file; what cannot be read is an `Unread` that says why. Bad content never raises."""
+def read(path: str, *, limits: Limits = _NO_LIMITS, follow: bool = True) -> Document | Unread:
+    """Read a file; what cannot be read is an `Unread` that says why. Bad content never raises.
+
+    For `follow` see `load`.
+    """
     if (why := refusal(path, limits)) is not None:
         return Unread("unsupported", why)
-    data = load(path, limits.max_file_bytes)
+    data = load(path, limits.max_file_bytes, follow=follow)
     if isinstance(data, Unread):
         return data
     name = path.replace(os.sep, "/") if os.sep != "/" else path
@@ -87,16 +90,18 @@ def read_bytes(
     )
 
 
-def load(path: str, max_bytes: int) -> bytes | Unread:
-    """Return the bytes of a file that is a regular file and not over the limit."""
+def load(path: str, max_bytes: int, *, follow: bool = True) -> bytes | Unread:
+    """Return the bytes of a file that is a regular file and not over the limit.
+
+    Without `follow`, a link on its path is not followed: there was none when the file was found.
+    """
     try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
-            return Unread("skipped", "not a regular file")
-        if status.st_size > max_bytes:
-            return Unread("skipped", file_too_big(status.st_size, max_bytes))
-        with open(path, "rb") as file:
+        with open_regular(path, follow=follow) as file:
+            if (size := os.fstat(file.fileno()).st_size) > max_bytes:
+                return Unread("skipped", file_too_big(size, max_bytes))
             data = file.read(max_bytes + 1)  # it may have grown since
+    except NotRegularError as error:
+        return Unread("skipped", str(error.strerror))
     except (OSError, ValueError) as error:
         return Unread("failed", f"cannot be read: {getattr(error, 'strerror', None) or error}")
     if len(data) > max_bytes:

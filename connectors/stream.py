@@ -45,7 +45,8 @@ class Stream:
         return refusal(self.name, self.limits)
 
     def find(self) -> Found:
-        return Found(entries=(self,), roots=(self.path,), areas=(self.path,))
+        # No root: `a.md/b.md` may be the name of another.
+        return Found(entries=(self,), held=frozenset([self.path]), areas=(self.path,))
 
     def close(self) -> None:
         """Nothing is held open."""

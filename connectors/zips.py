@@ -6,6 +6,7 @@ Office files are ZIP archives too. Names of members are only ever keys, never pa
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -29,6 +30,8 @@ _SMALL = 16 * MEBIBYTE
 """A member that unpacks to less than this does no harm, whatever its ratio: blank sheets reach 1,000."""
 _END = b"PK\x05\x06"
 _END_SIZE = 22
+_ENTRY_SIZE = 46
+_LENGTHS = struct.Struct("<HHH")
 
 
 def open_zip(data: bytes, limits: Limits) -> zipfile.ZipFile | Unread:
@@ -37,7 +40,7 @@ def open_zip(data: bytes, limits: Limits) -> zipfile.ZipFile | Unread:
     While its members are read, what comes out is counted: a member that unpacks to more than it declares,
     or all of them to more than the limit, raise RefusedError, and so does reading that takes too long.
     """
-    if (count := _declared_members(data)) is not None and count > limits.max_archive_members:
+    if (count := _count_members(data)) > limits.max_archive_members:
         return too_many_members(count, limits.max_archive_members)  # before each gets an object
     try:
         archive = _GuardedZip(data, limits)
@@ -49,16 +52,26 @@ def open_zip(data: bytes, limits: Limits) -> zipfile.ZipFile | Unread:
     return archive
 
 
-def _declared_members(data: bytes) -> int | None:
-    """The number of members by the archive's last record; None where there is none to ask."""
-    at = data.rfind(_END, max(len(data) - _END_SIZE - 0xFFFF, 0))
+def _count_members(data: bytes) -> int:
+    """Count the entries of the directory, where `zipfile` will look for it; what is declared is no bound."""
+    at = len(data) - _END_SIZE
+    if data[at : at + 4] != _END or data[-2:] != b"\0\0":  # there is a comment behind the end
+        at = data.rfind(_END, max(len(data) - _END_SIZE - 0xFFFF, 0))
     if at < 0 or at + _END_SIZE > len(data):
-        return None
-    # The field has 16 bits, and an archive of more members says 65,535: the directory's size is bounded
-    # by its own field then, and 46 bytes is the least a member takes there.
+        return 0
     size = int.from_bytes(data[at + 12 : at + 16], "little")
-    count = int.from_bytes(data[at + 10 : at + 12], "little")
-    return count if count < 0xFFFF else max(count, min(size, len(data)) // 128)
+    wide = at - 76
+    if (
+        wide >= 0
+        and data[at - 20 : at - 16] == b"PK\x06\x07"
+        and data[wide : wide + 4] == b"PK\x06\x06"
+    ):
+        at, size = wide, int.from_bytes(data[wide + 40 : wide + 48], "little")
+    count, entry = 0, max(at - size, 0)
+    while entry + _ENTRY_SIZE <= at and data.startswith(b"PK\x01\x02", entry):
+        count += 1
+        entry += _ENTRY_SIZE + sum(_LENGTHS.unpack_from(data, entry + 28))  # name, extra, comment
+    return count
 
 
 def _damaged(data: bytes, error: Exception) -> Unread:

@@ -221,7 +221,7 @@ class _Run:
 
     def plan(self, parts: list[Found]) -> Plan:
         """Compare what was found with the catalog; refuse a path that neither has heard of."""
-        from epicrag.connectors.found import merged
+        from epicrag.connectors.found import merged, told_apart
         from epicrag.index.sync import plan
 
         self.known = {row.path: row for row in self.tools.catalog.documents()}
@@ -230,10 +230,11 @@ class _Run:
             self._check_known(name, root)
         if found.ignored and not found.entries:
             self.note(f"every file found is hidden or matched by an ignore rule ({found.ignored})")
-        self.reports = {report.path: report for report in found.reports}
         planned = plan(
             self.tools.catalog, found.entries, found.roots, held=found.held, spare=found.spare
         )
+        taken = {entry.path for entry in found.entries}
+        self.reports = told_apart((*found.reports, *map(_lost, planned.twice)), taken)
         return self._resplit(planned)
 
     def _check_known(self, name: str, root: str) -> None:
@@ -666,6 +667,14 @@ def _in_context(chunks: Sequence[Chunk]) -> list[tuple[str, str]]:
     """Return for each chunk what its KV may depend on: the text before it, and its own."""
     ids = ["", *(chunk.id for chunk in chunks)]
     return list(pairwise(ids))
+
+
+def _lost(pair: tuple[Entry, Entry]) -> FileReport:
+    """The report of what is not read because another has its path."""
+    entry, other = map(str, pair)
+    return FileReport(
+        pair[0].path, "skipped", f"{entry} has the path of {other}, which is read"[:500]
+    )
 
 
 def no_such_path(path: str | Path) -> UsageError:

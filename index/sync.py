@@ -23,6 +23,8 @@ class Plan:
     """The old path, and the entry that now holds the same bytes. All at once: names may be swapped."""
     unchanged: tuple[Entry, ...] = ()
     delete: tuple[str, ...] = ()
+    twice: tuple[tuple[Entry, Entry], ...] = ()
+    """What is not read because another entry has its path, and that other."""
 
     @property
     def has_work(self) -> bool:
@@ -39,12 +41,19 @@ def plan(
 ) -> Plan:
     """Compare what was found with the documents known below `roots` or `held`; the others are not touched.
 
-    A document is unchanged if its digest is. An entry that cannot be digested (OSError) is planned as
+    A document is unchanged if its digest is. An entry that cannot be digested is planned as
     added or changed, so that reading it reports why. Nothing at or below a path of `spare` (what could
-    not be looked at) is deleted.
+    not be looked at) is deleted. Of entries with one path the last counts, as it does in an archive that
+    was added to; the others are `twice`.
     """
     known = {row.path: row.digest for row in catalog.documents()}
-    found = {entry.path: entry for entry in entries}  # overlapping roots find a file twice
+    found: dict[str, Entry] = {}
+    lost: list[Entry] = []
+    for entry in entries:
+        before = found.get(entry.path)
+        if before is not None and before != entry:  # equal: overlapping roots find a file twice
+            lost.append(before)
+        found[entry.path] = entry
     answered, spared = set(roots), set(spare)
     gone = {
         path: digest
@@ -64,6 +73,7 @@ def plan(
         rename=tuple((old, found[path]) for path, old in renamed.items()),
         unchanged=tuple(found[path] for path, digest in kept.items() if digest == known[path]),
         delete=tuple(path for path in gone if path not in old_paths),
+        twice=tuple((entry, found[entry.path]) for entry in lost),
     )
 
 
@@ -95,7 +105,7 @@ def is_below(path: str, roots: AbstractSet[str]) -> bool:
 def _digest(entry: Entry) -> str | None:
     try:
         return entry.digest()
-    except OSError:
+    except Exception:  # noqa: BLE001 - of whatever is read: reading it says what is wrong
         return None
 
 

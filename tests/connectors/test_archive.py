@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import lzma
+import re
 import tarfile
 import zipfile
 from pathlib import Path
@@ -213,3 +214,53 @@ def test_names_that_are_utf8_and_do_not_say_so_are_readable(tmp_path):
     for mark, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         plain[data.find(mark) + at + 1] &= ~0x08
     assert names(found(tmp_path, "a.zip", bytes(plain)), tmp_path) == ["a.zip!/caf\u00e9.txt"]
+
+
+def test_a_member_without_a_name_costs_nothing_else(tmp_path):
+    data = make_zip({"Qzzz": b"1", "Qyy": b"2", "b.md": b"3"}).replace(b"Q", b"\0")
+    walked = found(tmp_path, "a.zip", data)
+    assert names(walked, tmp_path) == ["a.zip!/b.md"]
+    assert [r.reason for r in walked.reports if "no name" in (r.reason or "")]
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar"])
+def test_whatever_a_library_raises_costs_its_archive(tmp_path, monkeypatch, name):
+    def fault(*args, **more):
+        raise AssertionError("a fault in a library")
+
+    walked = found(tmp_path, name, KINDS[name])
+    monkeypatch.setattr(zipfile.ZipFile, "infolist", fault)
+    monkeypatch.setattr(tarfile, "open", fault)
+    (report,) = walk([tmp_path]).reports
+    assert report.status == "failed" and "a fault in a library" in (report.reason or "")
+    walked.entries[0].shelf._opened.clear()
+    unread = walked.entries[0].read()
+    assert isinstance(unread, Unread) and "a fault in a library" in unread.reason
+
+
+MANY = make_tar({f"m{n}.md": b"words " * 100 for n in range(10)})
+
+
+@pytest.mark.parametrize("packing", ["", ".gz"])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        MANY[: 4 * 1536],  # cut where a member ends
+        MANY[: 4 * 1536 + 100],
+        MANY[: 4 * 1536 + 700],
+        MANY[: 4 * 1536] + b"\xff" + MANY[4 * 1536 + 1 :],
+        MANY[: 4 * 1536] + bytes(512) + MANY[4 * 1536 + 512 :],  # an empty head
+        MANY[: 4 * 1536] + bytes(512),
+    ],
+)
+def test_a_tar_that_cannot_be_listed_whole_is_taken_not_at_all(tmp_path, damaged, packing):
+    data = gzip.compress(damaged) if packing else damaged
+    walked = found(tmp_path, "a.tar" + packing, data)
+    (report,) = walked.reports
+    assert walked.entries == () and report.status == "failed" and report.path in walked.spare
+    assert re.search("after its member 'm[34].md'", report.reason or "")
+
+
+def test_an_empty_tar_is_no_damage(tmp_path):
+    walked = found(tmp_path, "a.tar", make_tar({}))
+    assert (walked.entries, walked.reports) == ((), ())

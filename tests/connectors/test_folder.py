@@ -2,6 +2,7 @@
 
 import os
 import socket
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from epicrag.connectors.base import Limits
 from epicrag.connectors.folder import Rules, walk
 from epicrag.connectors.found import Found
+from epicrag.types import Document, Unread
 
 
 def make(folder: Path, *names: str) -> None:
@@ -191,3 +193,65 @@ def test_a_walk_may_look_at_a_part_only_and_knows_the_rules_above_it(tmp_path: P
     assert found.roots == (f"{folder}/a", f"{folder}/top.txt")
     assert found.passed == {f"{folder}/a/x.log": f"it matches an ignore rule in {folder}"}
     assert walk([tmp_path], only=[f"{folder}/a/b/gone.txt"]).entries == ()
+
+
+def test_a_link_that_takes_the_place_of_what_was_found_is_not_followed(tmp_path: Path):
+    make(tmp_path, "out/a.txt", "in/a.txt", "in/sub/a.txt", "in/p.txt", "in/same.txt")
+    (tmp_path / "in/z.zip").write_bytes(b"PK\x05\x06" + bytes(18))
+    folder = tmp_path / "in"
+    one, pipe, same, below = walk([folder]).entries
+    (folder / "a.txt").unlink()
+    (folder / "a.txt").symlink_to(tmp_path / "out/a.txt")
+    (folder / "sub/a.txt").unlink()
+    (folder / "sub").rmdir()
+    (folder / "sub").symlink_to(tmp_path / "out")
+    (folder / "p.txt").unlink()
+    os.mkfifo(folder / "p.txt")
+    (folder / "new.txt").write_text("saved by an editor")
+    (folder / "new.txt").replace(folder / "same.txt")
+    for entry in (one, pipe, below):
+        document = entry.read()
+        assert isinstance(document, Unread) and document.status == "skipped"
+        with pytest.raises(OSError):
+            entry.digest()
+    document = same.read()
+    assert isinstance(document, Document) and document.digest == same.digest()
+
+
+def test_an_archive_that_became_a_link_is_not_opened(tmp_path: Path):
+    make(tmp_path, "out/a.txt")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.txt", "words")
+    (tmp_path / "out/b.zip").write_bytes((tmp_path / "a.zip").read_bytes())
+    (entry,) = walk([tmp_path / "a.zip"]).entries
+    entry.shelf._opened.clear()  # type: ignore[attr-defined]
+    (tmp_path / "a.zip").unlink()
+    (tmp_path / "a.zip").symlink_to(tmp_path / "out/b.zip")
+    document = entry.read()
+    assert isinstance(document, Unread) and "link" in document.reason
+
+
+def test_an_ignore_file_that_is_a_pipe_holds_nothing_up(tmp_path: Path):
+    make(tmp_path, "a.txt")
+    os.mkfifo(tmp_path / ".gitignore")
+    assert names(walk([tmp_path]), tmp_path) == ["a.txt"]
+
+
+def test_a_link_to_what_is_passed_over_is_not_said_to_be_read(tmp_path: Path):
+    make(tmp_path, ".h/x.txt", "b.txt")
+    (tmp_path / "to_hidden.txt").symlink_to(".h/x.txt")
+    (tmp_path / "to_b.txt").symlink_to("b.txt")
+    said = reasons(walk([tmp_path]), tmp_path)
+    assert (said["to_hidden.txt"] or "").endswith("which is not read: it is hidden")
+    assert (said["to_b.txt"] or "").endswith("which is read there and not twice")
+    said = reasons(walk([tmp_path], rules=Rules(follow_links=True)), tmp_path)
+    assert (said["to_hidden.txt"] or "").endswith("which is read there and not twice")
+
+
+def test_a_rule_made_to_take_for_ever_holds_nothing_up(tmp_path: Path):
+    make(tmp_path, "a" * 200, "a" * 200 + "b", "c.txt")
+    rules = ["*a" * 25 + "b", "**/a/" * 30 + "b", "x" * 2_000, "c*"]
+    (tmp_path / ".gitignore").write_text("\n".join(rules))
+    found = walk([tmp_path])
+    assert names(found, tmp_path) == ["a" * 200]
+    assert "too many wildcards" in (reasons(found, tmp_path)[".gitignore"] or "")

@@ -106,10 +106,10 @@ def test_limits_are_checked_before_anything_is_unpacked():
     opened(zipped({"blank sheet": bytes(2 << 20)}))
 
 
-def test_a_directory_of_many_members_is_refused_before_it_is_read():
+def test_a_directory_of_no_entries_is_damage():
     end = struct.pack("<HHHHIIH", 0, 0, 0xFFFF, 0xFFFF, 90_000_000, 0, 0)
     hollow = b"PK\x03\x04" + bytes(90_000_000) + b"PK\x05\x06" + end
-    assert "members" in refused(hollow)
+    assert "damaged" in refused(hollow)
 
 
 def test_a_member_that_unpacks_to_more_than_it_says_gives_no_more():
@@ -149,3 +149,22 @@ def test_hostile_names_are_only_names():
     names = ["../../etc/passwd", "/abs", "C:\\x", "a/../../b"]
     archive = opened(zipped({name: name.encode() for name in names}))
     assert sorted(archive.read(name).decode() for name in archive.namelist()) == sorted(names)
+
+
+@pytest.mark.parametrize("comment", [b"", b"a comment"])
+def test_a_directory_that_lies_about_its_members_is_not_parsed(monkeypatch, comment):
+    data = bytearray(zipped({f"{n}.txt": b"" for n in range(50)}))
+    at = data.rfind(b"PK\x05\x06")
+    data[at + 8 : at + 12] = struct.pack("<HH", 1, 1)
+    data[at + 20 :] = struct.pack("<H", len(comment)) + comment
+    monkeypatch.setattr(zipfile.ZipFile, "__init__", None)
+    assert "50 members" in refused(bytes(data), Limits(max_archive_members=10))
+
+
+def test_members_of_a_wide_directory_are_counted(monkeypatch):
+    monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 20)
+    data = zipped({f"{n}.txt": b"" for n in range(50)})
+    assert b"PK\x06\x06" in data
+    assert len(opened(data).infolist()) == 50
+    monkeypatch.setattr(zipfile.ZipFile, "__init__", None)
+    assert "50 members" in refused(data, Limits(max_archive_members=10))

@@ -76,6 +76,42 @@ def test_a_damaged_archive_keeps_what_was_read_of_it(bench):
     assert "second words" in bench.found("second words")
 
 
+def texts(result) -> list[str]:
+    return [f"{r.path}: {r.status} {r.reason}" for r in result.files if r.status == "skipped"]
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_what_has_the_path_of_another_is_said(bench):
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as archive:
+        archive.writestr("y.md", "nested words")
+    with zipfile.ZipFile(bench.docs / "a.zip", "w") as archive:
+        for name in ("a.md", "a.md", "./a.md", "x\\a.md", "x/a.md", "q.zip!/y.md"):
+            archive.writestr(name, f"words {len(archive.namelist())}")
+        archive.writestr("q.zip", inner.getvalue())
+    bench.write("a.zip!/b.md", "of a folder")
+    with zipfile.ZipFile(bench.docs / "b.zip", "w") as archive:
+        archive.writestr("c.md", "of an archive")
+    bench.write("b.zip!/c.md", "of a folder too")
+    result = bench.ingest()
+    assert result.counts == {"added": 5, "skipped": 5}
+    assert sum(" has the path of " in text for text in texts(result)) == 5
+    assert any("member 4 of" in text and "member 5 of" in text for text in texts(result))
+    assert any("member 1 of" in text and "a file" in text for text in texts(result))
+    assert "nested words" in bench.found("nested words")
+    again = bench.ingest()
+    assert again.counts == {"unchanged": 5, "skipped": 5}
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_the_member_that_was_added_last_is_read(bench):
+    with zipfile.ZipFile(bench.docs / "a.zip", "w") as archive:
+        archive.writestr("a.md", "old words")
+        archive.writestr("a.md", "new words")
+    bench.ingest()
+    assert "new words" in bench.found("words") and "old words" not in bench.found("words")
+
+
 def test_an_extracted_archive_is_renamed(bench):
     write_zip(bench.docs / "a.zip", {"one.txt": "first words"})
     bench.ingest()
@@ -233,6 +269,57 @@ def test_documents_of_llamaindex_come_change_and_go(bench):
     bench.ingest()
     assert statuses(ingest(first)) == {"one": "unchanged", "b.pdf#page=3": "deleted"}
     assert "a file" in bench.found("a file")
+
+
+def test_documents_of_one_name_and_names_below_names_are_told_apart(bench):
+    def ingest(root: str, *documents: Any) -> Any:
+        with bench.open() as pipeline:
+            return pipeline.ingest_documents(documents, root=root, yes=True)
+
+    one, two = document("one", id_="a"), document("two", id_="a")
+    result = ingest("team", one, two, document("three", id_="a#2"))
+    assert result.counts == {"added": 2, "skipped": 1}
+    (lost,) = (report for report in result.files if report.status == "skipped")
+    assert "has the id of another" in (lost.reason or "")
+    ingest("team/x", document("below", id_="b"))
+    ingest("team!", document("beside", id_="c"))
+    assert ingest("team", one).counts == {"unchanged": 1, "deleted": 1}
+    with bench.open() as pipeline:
+        known = {row.path for row in pipeline.catalog.documents()}
+    assert known == {"reader:team/a", "reader:team%2Fx/b", "reader:team%21/c"}
+
+
+def test_a_document_whose_metadata_are_odd_is_read_all_the_same(bench):
+    class Odd:
+        doc_id = "odd"
+
+        def __init__(self, metadata: Any) -> None:
+            self.metadata = metadata
+
+        def get_content(self) -> str:
+            if self.metadata is None:
+                raise LookupError("no content")
+            return "odd words"
+
+    circular: dict[str, Any] = {}
+    circular["self"] = circular
+    with bench.open() as pipeline:
+
+        def ingest(*documents: Any) -> Any:
+            return pipeline.ingest_documents(documents, root="odd", yes=True)
+
+        assert ingest(Odd({"a": {1: 2, "b": 3}, 4: 5})).counts == {"added": 1}
+        assert ingest(Odd({"a": {1: 2, "b": 3}, 4: 5})).counts == {"unchanged": 1}
+        assert ingest(Odd(circular)).counts == {"failed": 1}
+        assert ingest(Odd(None)).counts == {"failed": 1}
+        assert [row.path for row in pipeline.catalog.documents()] == ["reader:odd/odd"]
+
+
+def test_standard_input_of_one_name_is_not_below_another(bench):
+    with bench.open() as pipeline:
+        pipeline.ingest_bytes("a.md/b.md", b"one", Manner())
+        pipeline.ingest_bytes("a.md", b"two", Manner(yes=True))
+        assert len(list(pipeline.catalog.documents())) == 2
 
 
 def test_documents_without_a_name_are_told_apart(bench):

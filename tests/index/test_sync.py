@@ -252,3 +252,22 @@ def test_touched_file_is_unchanged(catalog, make, tmp_path):
     os.utime(file, (1, 1))
     result = plan(catalog, [File(str(file), 4, Limits())], [str(tmp_path)])
     assert paths(result.unchanged) == [str(file)]
+
+
+@pytest.mark.parametrize("error", [TypeError, RecursionError, AssertionError])
+def test_whatever_a_digest_raises_is_said_when_the_document_is_read(tree, error):
+    def fault():
+        raise error
+
+    tree.files = {"/d/a": "1"}
+    tree.ingest()
+    entry = InMemory("/d/a", "1")
+    entry.digest = fault
+    assert plan(tree.catalog, [entry], ["/d"]).change == (entry,)
+
+
+def test_of_entries_with_one_path_none_is_dropped_unsaid(tree):
+    one, two = InMemory("/d/a", "1"), InMemory("/d/a", "2")
+    planned = plan(tree.catalog, [one, two], ["/d"])
+    assert planned.add == (two,) and planned.twice == ((one, two),)
+    assert plan(tree.catalog, [one, one], ["/d"]).twice == ()
