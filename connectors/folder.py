@@ -261,6 +261,7 @@ class _Tour:
             self._skip(path, "not a regular file (a pipe, socket or device)")
         elif status.st_size > self.limits.max_file_bytes:
             self._skip(path, file_too_big(status.st_size, self.limits.max_file_bytes))
+            self.unseen.add(_slashes(path))  # what was read of it before is not gone
         elif self.rules.archives and is_archive(path):
             self._archive(path, ignores)
         else:
@@ -276,7 +277,7 @@ class _Tour:
         listing = members(_slashes(path), self.limits, self.shelf, why_ignored)
         self.entries[_slashes(path)] = {entry.path: entry for entry in listing.entries}
         self.reports.update((report.path, report) for report in listing.reports)
-        self.unseen.update(r.path for r in listing.reports if r.status == "failed")
+        self.unseen.update(r.path for r in listing.reports if r.status in ("failed", "skipped"))
         self.passed.update(listing.passed)
 
     def _link(self, path: str) -> None:

@@ -164,11 +164,11 @@ class Watch:
     # --- what is said ---
 
     def _tell(self, result: IngestResult, is_sweep: bool) -> None:
-        if deleted := result.counts.get("deleted", 0):
-            self._gone.append((time.monotonic(), deleted))
+        if result.removed:
+            self._gone.append((time.monotonic(), result.removed))
         if result.held and result.held != self._held:
             self._note(
-                f"paused: {result.held:,} documents are gone, most of the index; they are kept. "
+                f"paused: {result.held:,} documents are gone or empty, most of the index; they are kept. "
                 "If their files are to be forgotten: epicrag ingest --yes"
             )
         if is_sweep and self._held and not result.held:
