@@ -219,6 +219,8 @@ class _Run:
     removed: int = 0
     emptied: frozenset[str] = frozenset()
     """Known documents whose files have no byte any more."""
+    outdated: frozenset[str] = frozenset()
+    """Known documents that older readers read."""
     spare_vectors: dict[str, NDArray[float32]] = field(default_factory=dict)
     """By chunk id: of documents that this run deleted. What they held may stand elsewhere now."""
     notes: list[str] = field(default_factory=list)
@@ -263,13 +265,18 @@ class _Run:
             raise no_such_path(name)
 
     def _resplit(self, plan: Plan) -> Plan:
-        """Count as changed what was split with another chunk size than asked for now."""
+        """Count as changed what was split with another chunk size than asked for now, or read by older readers."""
+        from epicrag.connectors.formats import READING
+
         wanted, sizes = self.tools.config.chunk_tokens, _chunk_sizes(self.tools.catalog)
+        self.outdated = frozenset(
+            entry.path for entry in plan.unchanged if self.known[entry.path].reading < READING
+        )
         stale = {
             entry.path
             for entry in plan.unchanged
             if _size_at(sizes, entry.path) not in (None, wanted)
-        }
+        } | self.outdated
         return replace(
             plan,
             change=(*plan.change, *(e for e in plan.unchanged if e.path in stale)),
@@ -308,7 +315,7 @@ class _Run:
                 reason = "no text in it (its earlier text would be removed from the index)"
                 self._report(FileReport(entry.path, "empty", reason))
             else:
-                self._report(FileReport(entry.path, "changed"))
+                self._report(self._if_outdated(FileReport(entry.path, "changed")))
         for old, entry in plan.rename:
             self._report(self._renamed(old, entry))
         for path in plan.delete:
@@ -361,7 +368,7 @@ class _Run:
         for path in plan.delete:
             self._delete(path, is_reused=bool(plan.add or plan.change))
         for entry in plan.change:
-            self._report(self._try_document(entry, "changed"))
+            self._report(self._if_outdated(self._try_document(entry, "changed")))
         for entry in plan.add:
             self._report(self._try_document(entry, "added"))
         if found and found.web_roots:
@@ -376,6 +383,12 @@ class _Run:
             if PurePosixPath(old).suffix != PurePosixPath(entry.path).suffix:
                 report = self._try_document(entry, "renamed")
             self._report(report)
+
+    def _if_outdated(self, report: FileReport) -> FileReport:
+        """Say why a file is read again that has not changed."""
+        if report.status == "changed" and report.path in self.outdated:
+            return replace(report, reason="read anew by a newer epicrag")
+        return report
 
     def _delete(self, path: str, *, is_reused: bool) -> None:
         """Forget a document; its vectors are kept for this run, for what moved and was edited at once."""

@@ -231,7 +231,7 @@ def test_files_that_were_emptied_count_as_lost(bench, text):
         assert "--yes" in next(r.reason for r in result.files if r.status == "failed")
     else:
         assert bench.ingest(dry_run=True).counts == {"empty": 6}
-        with pytest.raises(MassDeleteError, match="6 of the 6 .* empty"):
+        with pytest.raises(MassDeleteError, match=r"6 of the 6 .* empty"):
             bench.ingest()
     assert "number5" in bench.found("number5 words")
     bench.ingest(yes=True)
@@ -259,6 +259,23 @@ def test_a_known_file_that_is_over_a_limit_now_keeps_its_old_version(bench, sett
         (report,) = pipeline.ingest([bench.docs]).files
     assert report.status == "skipped" and "kept" in report.reason
     assert "4471" in bench.found("4471")
+
+
+def test_what_older_readers_read_is_read_again_and_computes_nothing(museum, monkeypatch):
+    from epicrag.connectors import formats, read
+
+    newer = formats.READING + 1
+    for room in (formats, read):
+        monkeypatch.setattr(room, "READING", newer)
+    museum.embedder.embedded.clear()
+    museum.engine.compiled.clear()
+    for dry_run in (True, False):
+        result = museum.ingest(dry_run=dry_run)
+        assert {(r.status, r.reason) for r in result.files} == {
+            ("changed", "read anew by a newer epicrag")
+        }
+    assert (museum.embedder.embedded, museum.engine.compiled) == ([], [])
+    assert museum.ingest().counts == {"unchanged": 3}
 
 
 def test_a_dry_run_tells_the_plan_and_writes_nothing(bench):
