@@ -149,7 +149,20 @@ def walk(
             if not os.path.lexists(os.path.expanduser(name))
         ),
         areas=tuple(_slashes(root) for root in roots) if only is None else (),
+        given=_given(given) if only is None else {},
     )
+
+
+def _given(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return absolute name: real path, of the folders given and of links. Names that lead nowhere now say
+    nothing, and neither do those with `..`, which may mean another place behind a link."""
+    found = {}
+    for name, root in pairs:
+        place = os.path.abspath(os.path.expanduser(name))
+        is_folder, is_plain = os.path.isdir(root), os.pardir not in name.split(os.sep)
+        if is_plain and (is_folder or (place != root and os.path.exists(root))):
+            found[_slashes(place)] = _slashes(root)
+    return found
 
 
 @dataclass

@@ -49,6 +49,7 @@ ENTRY_BYTES = 1024
 """What a file of KV takes besides its tokens: its header, or a little more."""
 _EXTRA_TOKENS = 4
 _KEPT = " (the version read earlier is kept)"
+_GIVEN = "given_roots"
 _NO_BYTES = hashlib.sha256().hexdigest()
 KV_BATCH = 16
 """Chunks compiled between two notes in the catalog: what an interrupted run may have to look up again."""
@@ -219,6 +220,8 @@ class _Run:
     removed: int = 0
     emptied: frozenset[str] = frozenset()
     """Known documents whose files have no byte any more."""
+    replaced: frozenset[str] = frozenset()
+    """Documents below where a given link led before, that have a successor at the same place."""
     outdated: frozenset[str] = frozenset()
     """Known documents that older readers read."""
     spare_vectors: dict[str, NDArray[float32]] = field(default_factory=dict)
@@ -247,11 +250,47 @@ class _Run:
         if found.ignored and not found.entries:
             self.note(f"every file found is hidden or matched by an ignore rule ({found.ignored})")
         self.reports = {report.path: self._if_kept(report) for report in found.reports}
+        left = self._left(found)
         planned = plan(
-            self.tools.catalog, found.entries, found.roots, held=found.held, spare=found.spare
+            self.tools.catalog,
+            found.entries,
+            found.roots,
+            held=found.held | left,
+            spare=found.spare,
         )
         self.emptied = frozenset(e.path for e in planned.change if _is_without_bytes(e))
         return self._resplit(planned)
+
+    def _left(self, found: Found) -> frozenset[str]:
+        """Return the documents below where a given name led before and leads no more, and no other name leads.
+
+        What now stands at the same place below that name is not lost, but replaced.
+        """
+        from epicrag.index.sync import is_below
+
+        before = _given(self.tools.catalog)
+        moved = {
+            before[name]: root
+            for name, root in found.given.items()
+            if before.get(name, root) != root
+        }
+        if not moved:
+            return frozenset()
+        stays = {root for name, root in before.items() if name not in found.given}
+        stays |= {*found.given.values(), *found.roots}
+        left = frozenset(
+            path
+            for path in self.known
+            if is_below(path, moved.keys()) and not is_below(path, stays)
+        )
+        entries = {entry.path for entry in found.entries}
+        self.replaced = frozenset(
+            path
+            for path in left
+            for old, new in moved.items()
+            if _is_below(path, old) and new + path[len(old) :] in entries
+        )
+        return left
 
     def _if_kept(self, report: FileReport) -> FileReport:
         """Say of a known file that is over a limit now that its old version stays."""
@@ -288,7 +327,7 @@ class _Run:
 
         A file that was truncated to nothing counts as one that is gone: a full disk leaves such.
         """
-        doomed = len(plan.delete) + len(self.emptied)
+        doomed = len(set(plan.delete) - self.replaced) + len(self.emptied)
         if self.manner.dry_run or self._may_remove(doomed):
             return plan
         if not self.manner.hold:
@@ -395,7 +434,7 @@ class _Run:
         if is_reused:
             self._spare(self.tools.catalog.chunks(path))
         self.tools.catalog.delete_document(path)
-        self.removed += 1
+        self.removed += path not in self.replaced
         self._report(self._deleted(path))
 
     def _spare(self, chunks: Sequence[tuple[int, Chunk]]) -> None:
@@ -475,7 +514,7 @@ class _Run:
         return FileReport(entry.path, unread.status, reason)
 
     def _settle(self) -> None:
-        """Remember which chunk size the documents of these sources were split with."""
+        """Remember which chunk size these sources were split with, and where their names led."""
         catalog, wanted = self.tools.catalog, self.tools.config.chunk_tokens
         sizes = _chunk_sizes(catalog)
         for root in self.found.areas if self.found else ():
@@ -483,6 +522,8 @@ class _Run:
             if _size_at(sizes, root) != wanted:
                 sizes[root] = wanted
         catalog.set_setting("chunk_tokens", json.dumps(sizes))
+        if self.found and self.found.given and not self.held:
+            catalog.set_setting(_GIVEN, json.dumps(_given(catalog) | dict(self.found.given)))
 
     # --- keys and values ---
 
@@ -762,6 +803,12 @@ def _room_bytes(folder: Path) -> int:
 def own_keys(catalog: Catalog) -> AbstractSet[str]:
     """Return the KV keys of the engine's own units, as the last run that loaded it left them."""
     return set(json.loads(catalog.setting("kv_own_keys") or "[]"))
+
+
+def _given(catalog: Catalog) -> dict[str, str]:
+    """Return where each name that was given led when it was last ingested."""
+    stored: dict[str, str] = json.loads(catalog.setting(_GIVEN) or "{}")
+    return stored
 
 
 def _chunk_sizes(catalog: Catalog) -> dict[str, int]:

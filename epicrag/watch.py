@@ -78,7 +78,7 @@ class Watch:
     def _roots(self) -> list[str]:
         from epicrag.connectors.folder import real
 
-        return [real(os.fspath(path)) for path in self.paths]
+        return list(dict.fromkeys(real(os.fspath(path)) for path in self.paths))
 
     def _changes(self) -> Iterator[set[str]]:
         """Yield what has changed, and an empty set now and then; ends when the watch must begin anew."""
@@ -112,6 +112,9 @@ class Watch:
 
     def _have_roots_changed(self) -> bool:
         """Note single files that changed; return whether a folder was lost, replaced or came back."""
+        if self._roots() != list(self._stats):  # a link leads elsewhere now
+            self._stats = {root: _stat(root) for root in self._roots()}
+            return True
         is_new_folder = False
         for root, before in self._stats.items():
             now = _stat(root)
