@@ -193,6 +193,16 @@ def test_losing_them_one_after_another_is_one_loss(bench):
         assert len(follower.known()) == 4
 
 
+def test_emptying_most_of_the_files_pauses_too(bench):
+    for n in range(8):
+        bench.write(f"{n}.txt", f"number {n}")
+    with following(bench) as follower:
+        for n in range(8):
+            bench.write(f"{n}.txt", "")
+        follower.until(lambda: "paused" in follower.notes())
+        assert len(follower.known()) >= 4
+
+
 def test_with_yes_they_are_forgotten(museum):
     with following(museum, yes=True) as follower:
         shutil.rmtree(museum.docs / "sub")
