@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from epicrag.connectors.base import Limits, Parsed, file_too_big, too_long
 from epicrag.connectors.decode import decode, is_blank
 from epicrag.connectors.formats import (
+    READING,
     extension_of,
     foreign_content,
     format_of,
@@ -87,6 +88,7 @@ def read_bytes(
         blocks=parsed.blocks,
         tables=parsed.tables,
         meta=parsed.meta,
+        reading=READING,
     )
 
 

@@ -89,6 +89,8 @@ class Document:
     """Sorted by start, not overlapping."""
     meta: Mapping[str, MetaValue] = field(default_factory=dict)
     """What the content says of itself, for filters: lower-case names such as author, date, year, subject."""
+    reading: int = 0
+    """The version of the readers that read it (`connectors.formats.READING`); 0 where that is not known."""
 
     def place(self, start: int, end: int) -> Place:
         """Return the place of `text[start:end]`: page and heading of its start, lines of both ends."""
