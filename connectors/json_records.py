@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from epicrag.connectors.base import Parsed
 from epicrag.connectors.draft import Draft
 from epicrag.connectors.graft import graft
-from epicrag.connectors.json_scan import BrokenJsonError, scan
+from epicrag.connectors.json_scan import BrokenJsonError, Scanner, scan
 from epicrag.connectors.records import Field, Records
 from epicrag.connectors.text import parse_text
 
@@ -117,6 +117,7 @@ class _Writer:
         """Up to this offset of the source everything is in the draft."""
         self.title: str | None = None
         self._text = text
+        self._scanner = Scanner(text)
         self._lines: list[_Line] = []
         self._stack: list[_Frame] = []
         self._record_depth = 0  # 0: within no record
@@ -127,7 +128,7 @@ class _Writer:
     def value(self, at: int) -> int:
         """Write the value that begins at `at`; return where it ends."""
         end = at
-        for event in scan(self._text, at):
+        for event in self._scanner.run(at):
             end = event.at
             self._take(event, 0)
         self._flush(end)
