@@ -36,6 +36,14 @@ _SENTENCE = re.compile(r"(?<![^\W\d_])[^\W\d_]{2,}+\s++\S*[^\W\d_]{2,}")
 _NO_TEXT = frozenset(
     {"style", "class", "href", "src", "type", "schemaLocation", "base", "d", "points"}
 )
+_LAYOUT = frozenset(
+    {
+        "width", "height", "x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "rx", "ry", "dx", "dy",
+        "align", "valign", "color", "colour", "fill", "stroke", "font", "size", "space", "lang", "rend",
+        "rendition", "role", "transform", "viewBox", "version", "noNamespaceSchemaLocation", "border",
+        "margin", "padding", "cols", "rows", "colspan", "rowspan", "nil",
+    }
+)  # fmt: skip
 _NUMBERS = re.compile(r"[\d\s.,;eE+-]+")
 _LONG_NUMBERS = 200
 _MAX_RECORD_CHARS = 4_000
@@ -190,14 +198,18 @@ def _fields(record: Any) -> list[Field]:
 
 
 def _attributes(node: Any, path: str) -> list[Field]:
-    """Attributes that hold text; all of them where an element holds nothing else."""
-    bare = not children(node) and not words(node)
+    """Attributes that hold text; all of them where an element holds nothing else. A paragraph's own say
+    how it looks and where it is linked from: of them those that read as text."""
+    inner = children(node)
+    bare = not inner and not words(node)
+    is_data = local(node) not in _PARAGRAPHS or (inner and not _has_own_text(node))
     found = []
     for key, value in _items(node):
         name = key.rpartition("}")[2]
         text = " ".join(plain(value).split())
         telling = name.lower() in _TELLING or _SENTENCE.search(text) is not None
-        if text and name not in _NO_TEXT and (bare or telling):
+        told = is_data and name not in _LAYOUT and any(map(str.isalnum, text))
+        if text and name not in _NO_TEXT and (bare or telling or told):
             found.append(Field(f"{path}.{name}" if path else name, text, node.sourceline))
     return found
 
