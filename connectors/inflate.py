@@ -22,7 +22,8 @@ def unpack(pieces: Iterable[bytes], packing: str, most: int) -> tuple[bytes, boo
     for piece in inflated(pieces, names[0]) if names else pieces:
         found += piece
         if len(found) > most:
-            return bytes(found[:most]), False
+            del found[most:]
+            return bytes(found), False
     return bytes(found), True
 
 

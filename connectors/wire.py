@@ -173,6 +173,8 @@ class Transport(httpx.BaseTransport):
         if address not in self._proxies:
             proxy = httpx.Proxy(address if "://" in address else f"http://{address}")
             at = proxy.url
+            if at.scheme not in ("http", "https"):
+                raise httpx.UnsupportedProtocol(f"a proxy that speaks {at.scheme} is not supported")
             self._proxies[address] = httpcore.HTTPProxy(
                 proxy_url=httpcore.URL(
                     scheme=at.raw_scheme, host=at.raw_host, port=at.port, target=at.raw_path

@@ -330,6 +330,23 @@ def test_a_name_that_turns_private_after_it_was_checked_is_not_connected_to(site
     assert len(asked) == 2 and site.asked == []
 
 
+def test_a_name_is_connected_to_by_the_number_that_was_checked(monkeypatch):
+    connected = []
+
+    def connects(address, *args, **kwargs):
+        connected.append(address[0])
+        raise OSError("no way there")
+
+    def finds(host, port, *args, **kwargs):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", port or 0))]
+
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(socket, "getaddrinfo", finds)
+    monkeypatch.setattr(socket, "create_connection", connects)
+    assert isinstance(get("http://turning.test/a"), NoPage)
+    assert connected == ["93.184.216.34"]
+
+
 def test_a_name_that_cannot_be_looked_up_is_not_asked(monkeypatch):
     def fails(host, *args, **kwargs):
         raise socket.gaierror("no such name")
