@@ -21,6 +21,8 @@ _GUESS_BYTES = 6_000
 _READABLE = -9.0
 """What reads like a text scores more than this for each character."""
 _MAX_CONTROL_SHARE = 0.02
+_NO_CHARSETS = frozenset(["idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape"])
+"""Codecs for names and for source code."""
 
 # Control characters that text files hold: tab, line ends, form feed, backspace, escape, end of file.
 _CONTROL = bytes(sorted({*range(32), 127} - set(b"\t\n\r\f\b\x1b\x1a")))
@@ -163,7 +165,7 @@ def _looks_ebcdic(data: bytes) -> bool:
 def _strict(data: bytes, encoding: str) -> Decoded | None:
     try:
         return Decoded(data.decode(encoding), encoding)
-    except (UnicodeDecodeError, LookupError):
+    except (UnicodeError, LookupError):
         return None
 
 
@@ -176,7 +178,9 @@ def _declared(data: bytes, declared: str | None) -> Decoded | None:
     except (LookupError, ValueError):
         return None
     # UTF-16 would have been found by now, and codecs such as base64 are no character sets.
-    if encoding.startswith(("utf", "ascii")) or not _is_text_codec(encoding):
+    if encoding.startswith(("utf", "ascii")) or encoding.replace("-", "_") in _NO_CHARSETS:
+        return None
+    if not _is_text_codec(encoding):
         return None
     wider = {"iso8859-1": "cp1252", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932"}
     return _strict(data, wider.get(encoding, encoding))

@@ -99,9 +99,11 @@ def _words(forms: list[Parsed]) -> set[str]:
 
 
 def _inner(part: Message) -> list[Message]:
-    payload: Any = part.get_payload()
-    if not isinstance(payload, list):
+    if (
+        not part.is_multipart()
+    ):  # asked for its payload, it would decode a text by what it says it is
         return []
+    payload: Any = part.get_payload()
     return [inner for inner in payload if hasattr(inner, "get_content_type")]
 
 

@@ -154,3 +154,10 @@ def test_locale_plays_no_part():
     )
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, **locale})
+
+
+@pytest.mark.parametrize("declared", ["idna", "punycode", "undefined", "unicode_escape"])
+def test_what_is_declared_and_is_no_charset_costs_nothing(declared):
+    found = decode(b"caf\xe9 au lait, s'il vous pla\xeet \\u0041", declared)
+    assert isinstance(found, Decoded)
+    assert "caf\u00e9 au lait" in found.text and "\\u0041" in found.text

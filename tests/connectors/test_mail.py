@@ -235,3 +235,11 @@ def test_text_over_the_limit_is_skipped():
     refused = parse_mail(mail, Limits(max_chars=1_000))
     assert isinstance(refused, Unread)
     assert refused.status == "skipped"
+
+
+@pytest.mark.parametrize("charset", ["idna", "punycode", "unicode_escape", "undefined", "rot13"])
+def test_a_charset_that_is_none_costs_nothing(charset):
+    head = f"{HEAD}\nContent-Type: text/plain; charset={charset}\n\n"
+    assert "caf\u00e9 is open" in parse(head.encode() + b"The caf\xe9 is open a\\nd closed").text
+    subject = f"Subject: =?{charset}?q?The_caf=E9_is_open?=\n\nwords"
+    assert "words" in parse(subject.encode()).text
