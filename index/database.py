@@ -62,7 +62,9 @@ class Database:
 
     def refuse_removed(self) -> None:
         """IndexEmptyError where the file has been removed or replaced since: what is written to it is lost."""
-        if _inode(self._place) != self._inode:
+        with translated(self.file):
+            is_there = _inode(self._place) == self._inode
+        if not is_there:
             raise IndexEmptyError(
                 f"the index at {self.file.parent} was removed or replaced while it was in use",
                 "run `epicrag ingest PATH` to make it anew; what was in it is lost",
