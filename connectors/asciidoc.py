@@ -8,7 +8,7 @@ from epicrag.connectors.base import Parsed
 from epicrag.connectors.meta import meta_of
 from epicrag.connectors.source import Source
 
-_HEADING = re.compile(r"(={1,6}|#{1,6})[ \t]+(\S.*?)(?:[ \t]+\1)?[ \t]*$")
+_HEADING = re.compile(r"(={1,6}|#{1,6})[ \t]+(\S.*)$")
 _UNDERLINE = re.compile(r"(={3,}|-{3,}|~{3,}|\^{3,}|\+{3,})[ \t]*$")
 _FENCE = re.compile(r"(-{4,}|\.{4,}|\+{4,}|/{4,}|`{3,}(?=\w*[ \t]*$))")
 _FRAME = re.compile(r"(?:={4,}|\*{4,}|_{4,}|--)[ \t]*$")
@@ -19,6 +19,7 @@ _ATTRIBUTE = re.compile(r":([\w-]+):(?:[ \t]+(.*))?$")
 _ABOVE = re.compile(r"\[.*\][ \t]*$|\.[^\s.].*$")  # attributes and the title of the block below
 _REVISION = re.compile(r"v?(\d[\w.]*)?,?[ \t]*(\d{4}-\d\d?-\d\d?|[A-Za-z]+ \d+,? \d{4})")
 _AUTHOR = re.compile(r"([^\W\d][\w.' -]+?)(?:[ \t]+<[^>]*>)?(?:;.*)?$")
+_MAX_AUTHOR_CHARS = 300
 _LEVELS = {"=": 1, "-": 2, "~": 3, "^": 4, "+": 5}
 _SAID = frozenset(
     ["author", "authors", "date", "revdate", "revnumber", "keywords", "description", "lang", "tags"]
@@ -54,7 +55,7 @@ class _Scan:
         if not row.strip():
             source.close()
         elif heading := _HEADING.match(row):
-            source.heading(at, at, len(heading[1]), heading[2])
+            source.heading(at, at, len(heading[1]), _bare(heading[1], heading[2]))
             return self._head(at + 1) if len(source.marks) == 1 and len(heading[1]) == 1 else at + 1
         elif self._is_underline(at):
             first = source.drop()
@@ -92,7 +93,12 @@ class _Scan:
             row = rows[at]
             if attribute := _ATTRIBUTE.match(row):
                 self._attribute(attribute)
-            elif at == first and (author := _AUTHOR.match(row)) and "::" not in row:
+            elif (
+                at == first
+                and len(row) <= _MAX_AUTHOR_CHARS
+                and (author := _AUTHOR.match(row))
+                and "::" not in row
+            ):
                 self.attributes.setdefault("author", author[1].replace("_", " "))
             elif revision := _REVISION.match(row):
                 self.attributes.setdefault("revdate", revision[2])
@@ -169,6 +175,13 @@ class _Scan:
         while not self._rows[last].strip():
             last -= 1
         return last
+
+
+def _bare(mark: str, words: str) -> str:
+    """The words of a heading, without the mark that may stand behind them, too."""
+    words = words.rstrip(" \t")
+    bare = words.removesuffix(mark)
+    return bare.rstrip(" \t") if bare.endswith((" ", "\t")) else words
 
 
 def _is_above(row: str) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING
@@ -126,7 +129,8 @@ def refusing(
     @wraps(parse)
     def parse_or_refuse(data: bytes, limits: Limits) -> Parsed | Unread:
         try:
-            return parse(data, limits)
+            with timed(limits):
+                return parse(data, limits)
         except RefusedError as refused:
             return refused.unread
 
@@ -149,6 +153,45 @@ class Watch:
             raise RefusedError(too_long(n_chars, self._limits.max_chars))
         if time.thread_time() > self._deadline:
             raise RefusedError(took_too_long(self._limits.max_file_seconds))
+
+
+_EVERY = 16
+_here = threading.local()
+
+
+class _Pace:
+    """The time that the file being read in this thread has left."""
+
+    def __init__(self, limits: Limits, outer: _Pace | None) -> None:
+        self.limits = limits
+        self.deadline = time.thread_time() + limits.max_file_seconds
+        self.count = 0
+        if outer is not None and outer.deadline < self.deadline:
+            self.limits, self.deadline = outer.limits, outer.deadline
+
+
+@contextmanager
+def timed(limits: Limits) -> Iterator[None]:
+    """Let `pace` raise once `max_file_seconds` of work are done in here, in this thread. A file within
+    a file has no more time than the file around it."""
+    outer = getattr(_here, "pace", None)
+    _here.pace = _Pace(limits, outer)
+    try:
+        yield
+    finally:
+        _here.pace = outer
+
+
+def pace() -> None:
+    """Raise RefusedError when the time of the file being read is up: for the loops that all readers go
+    through, which know no limits. Nothing happens where no file is `timed`; looks at the clock now and then.
+    """
+    here: _Pace | None = getattr(_here, "pace", None)
+    if here is None:
+        return
+    here.count += 1
+    if here.count % _EVERY == 0 and time.thread_time() > here.deadline:
+        raise RefusedError(took_too_long(here.limits.max_file_seconds))
 
 
 def ocr_too_slow(done: int, n_pages: int, limit: float) -> Unread:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from epicrag.connectors.base import Parsed
 from epicrag.connectors.csv_rows import csv_rows
 from epicrag.connectors.draft import Draft
-from epicrag.connectors.rows import RowWriter, one_line
+from epicrag.connectors.rows import RowWriter, one_line, write_lines
 
 _DELIMITERS = (",", ";", "\t", "|")
 _SAMPLE_CHARS = 64_000
@@ -85,9 +85,9 @@ def _write(draft: Draft, rows: Iterator[Row], text: str) -> str | None:
     first = list(islice(rows, _SAMPLE_ROWS))
     n_above = _n_above(first)
     for row in first[:n_above]:
-        draft.line = row.line
         draft.open("paragraph")
-        draft.write(one_line(" ".join(row.cells)))
+        lines = " ".join(row.cells).split("\n")
+        write_lines(draft, "\n".join(map(one_line, lines)), row.line)
         draft.close()
     title = one_line(" ".join(first[0].cells)) if n_above else ""
     first = first[n_above:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _VAL = f"{W}val"
@@ -42,7 +42,7 @@ class Styles:
                 "paragraph",
             ):
                 self.default = style_id
-        self._levels: dict[str, int | None] = {}
+        self._resolved: dict[str, _Resolved] = {}
 
     def name(self, style_id: str | None) -> str:
         """The name of a style in lower case; its id where it is not defined."""
@@ -51,42 +51,54 @@ class Styles:
 
     def level(self, style_id: str | None) -> int | None:
         """The level that the style gives a heading, from 1; 0 for a document's title; else None."""
-        if style_id is None:
-            return None
-        if style_id not in self._levels:
-            self._levels[style_id] = self._find_level(style_id)
-        return self._levels[style_id]
+        if style_id is not None and style_id not in self._styles:
+            found = _HEADING.fullmatch(style_id)
+            return int(found[1]) if found else None
+        return self._resolve(style_id).level
 
     def number(self, style_id: str | None) -> tuple[str, int] | None:
         """The list that the style puts its paragraphs in: (number id, level)."""
-        return next((style.number for style in self._chain(style_id) if style.number), None)
+        return self._resolve(style_id).number
 
     def is_hidden(self, style_id: str | None) -> bool:
         """Is text of this style hidden?"""
-        return any(style.hidden for style in self._chain(style_id))
+        return self._resolve(style_id).hidden
 
-    def _find_level(self, style_id: str) -> int | None:
-        if not (chain := list(self._chain(style_id))):
-            found = _HEADING.fullmatch(style_id)
-            return int(found[1]) if found else None
-        for style in chain:
-            if style.name.lower() == "title":
-                return 0
-            if style.level is not None:
-                return style.level + 1 if style.level < _BODY else None
-            if found := _HEADING.fullmatch(style.name):
-                return int(found[1])
-        return None
+    def _resolve(self, style_id: str | None) -> _Resolved:
+        """What a style says, and those it is based on where it says nothing. Each is looked at once; a
+        circle ends."""
+        chain: dict[str, Style] = {}
+        while style_id in self._styles and style_id not in chain and style_id not in self._resolved:
+            chain[style_id] = self._styles[style_id]
+            style_id = chain[style_id].based_on
+        found = self._resolved.get(style_id or "", _Resolved())
+        for own, style in reversed(chain.items()):
+            is_said, level = _own_level(style)
+            found = _Resolved(
+                level if is_said else found.level,
+                style.number or found.number,
+                style.hidden or found.hidden,
+            )
+            self._resolved[own] = found
+        return found
 
-    def _chain(self, style_id: str | None) -> list[Style]:
-        """The style and those it is based on; a circle ends."""
-        chain: list[Style] = []
-        seen: set[str] = set()
-        while style_id and style_id not in seen and style_id in self._styles:
-            seen.add(style_id)
-            chain.append(self._styles[style_id])
-            style_id = chain[-1].based_on
-        return chain
+
+class _Resolved(NamedTuple):
+    """A style with all that it inherits."""
+
+    level: int | None = None
+    number: tuple[str, int] | None = None
+    hidden: bool = False
+
+
+def _own_level(style: Style) -> tuple[bool, int | None]:
+    """Does a style itself say which heading it is, and which: 0 for the title, None for none?"""
+    if style.name.lower() == "title":
+        return True, 0
+    if style.level is not None:
+        return True, style.level + 1 if style.level < _BODY else None
+    found = _HEADING.fullmatch(style.name)
+    return found is not None, int(found[1]) if found else None
 
 
 def _style(node: Any) -> Style:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from epicrag.connectors.base import pace
 from epicrag.connectors.headings import Headings
 from epicrag.types import Anchor, Block, BlockKind, Table
 
@@ -32,6 +33,7 @@ class Draft:
 
     def open(self, kind: BlockKind, gap: str = "\n\n") -> None:
         """Begin a block; `gap` is the white space that stands between it and the block before."""
+        pace()
         self._kind, self._gap, self._start = kind, gap if self._length else "", -1
 
     def write(self, text: str) -> None:
@@ -43,6 +45,7 @@ class Draft:
 
     def write_exact(self, text: str) -> None:
         """Add to the open block, white space in front included."""
+        pace()
         if self._start < 0:
             self._append(self._gap)
             self._start = self._length

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -14,13 +13,17 @@ from urllib.parse import urlsplit, urlunsplit
 from urllib.robotparser import RobotFileParser
 
 from epicrag.connectors.base import Limits, file_too_big, took_too_long
+from epicrag.connectors.inflate import unpack
 
 if TYPE_CHECKING:
     import httpx
 
 AGENT = "epicrag"
 """What robots.txt may name us by."""
-_ROBOTS_BYTES = 512 * 1024
+_ROBOTS_BYTES = 500 * 1024
+"""What is read of a robots.txt, as RFC 9309 asks for at least."""
+_MAX_DELAY = 10**9
+_PRIVATE = "it leads into a private network"
 _MAX_REDIRECTS = 5
 _SCHEMES = ("http", "https")
 
@@ -56,10 +59,11 @@ class Same(NamedTuple):
 
 
 class NoPage(NamedTuple):
-    """Why there is nothing: it is gone, must not be read ("skipped"), or could not be had ("failed")."""
+    """Why there is nothing: it is gone, must not be read ("skipped"), could not be had ("failed"), or
+    was not asked for in this run ("left")."""
 
     url: str
-    kind: Literal["gone", "skipped", "failed"]
+    kind: Literal["gone", "skipped", "failed", "left"]
     reason: str
 
 
@@ -80,24 +84,28 @@ class _Host:
 class Fetcher:
     """Fetches addresses one by one. Addresses are normal: see `normal`.
 
-    `trusted` are addresses that the user gave: if one is on a private network, all may be; else nothing
-    that a page or sitemap leads to is fetched from one.
+    `trusted` are addresses that the user gave. Of what is on a private network, only the hosts of
+    these are asked, whatever a page, a sitemap, a robots.txt or a name's look-up leads to.
     """
 
     def __init__(self, manners: Manners, limits: Limits, trusted: tuple[str, ...] = ()) -> None:
         import httpx
 
         from epicrag import __version__
+        from epicrag.connectors.wire import Transport
 
         self._manners = manners
         self._limits = limits
         self._hosts: dict[str, _Host] = {}
-        self._may_be_private = any(_is_private(httpx.URL(url).host) for url in trusted)
+        self._seconds = manners.max_seconds
+        self._ends = 0.0
+        self._transport = Transport(trusted)
         self._client = httpx.Client(
-            headers={"User-Agent": f"{AGENT}/{__version__}"},
+            headers={"User-Agent": f"{AGENT}/{__version__}", "Accept-Encoding": "identity"},
             timeout=manners.timeout,
             follow_redirects=False,
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+            transport=self._transport,
         )
 
     def close(self) -> None:
@@ -105,22 +113,51 @@ class Fetcher:
 
     def get(self, url: str, validators: Validators = lambda url: ("", "")) -> Page | Same | NoPage:
         """Fetch an address, and where it has moved to. Whatever goes wrong is a `NoPage`."""
-        import httpx
+        self._ends = time.monotonic() + self._seconds
+        try:
+            return self._follow(url, validators)
+        finally:
+            self._seconds = self._ends - time.monotonic()
+
+    def _follow(self, url: str, validators: Validators) -> Page | Same | NoPage:
+        from epicrag.connectors.wire import PrivateError
 
         at = url
         try:
             for _ in range(_MAX_REDIRECTS + 1):
+                if self._left() <= 0:
+                    return NoPage(at, "left", self._all_used())
                 if (refusal := self._refusal(at)) is not None:
                     return refusal
                 found = self._request(at, validators(at))
                 if not isinstance(found, str):
                     return found
                 at = found
-        except httpx.TimeoutException:
-            return NoPage(at, "failed", f"no answer within {self._manners.timeout:g} s")
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
-            return NoPage(at, "failed", f"cannot be fetched: {error or type(error).__name__}")
+        except PrivateError:
+            return NoPage(at, "skipped", f"{_PRIVATE}: give it by name")
+        except Exception as error:  # noqa: BLE001 - a server's doings cost its page, never the run
+            if self._left() <= 0:
+                return NoPage(at, "left", self._all_used())
+            return NoPage(at, "failed", self._why(error))
         return NoPage(at, "failed", f"it moves more than {_MAX_REDIRECTS} times: {url}")
+
+    def _left(self) -> float:
+        return self._ends - time.monotonic()
+
+    def _all_used(self) -> str:
+        limit = f"{self._manners.max_seconds:g} seconds"
+        return f"the limit of {limit} for the web is reached; raise max_web_seconds"
+
+    def _why(self, error: Exception) -> str:
+        import httpcore
+
+        from epicrag.connectors.wire import TooSlowError
+
+        if isinstance(error, TooSlowError):
+            return took_too_long(self._limits.max_file_seconds).reason
+        if isinstance(error, httpcore.TimeoutException):
+            return f"no answer within {self._manners.timeout:g} s"
+        return f"cannot be fetched: {error or type(error).__name__}"
 
     def _refusal(self, url: str) -> NoPage | None:
         """Say why an address must not be asked for."""
@@ -129,8 +166,6 @@ class Fetcher:
         parts = httpx.URL(url)
         if parts.scheme not in _SCHEMES or not parts.host:
             return NoPage(url, "skipped", "it leads to what is no web address")
-        if not self._may_be_private and _is_private(parts.host):
-            return NoPage(url, "skipped", "it leads into a private network: give it by name")
         robots = self._host(parts).robots
         if isinstance(robots, str):
             return NoPage(url, "failed", f"robots.txt cannot be read, which forbids all: {robots}")
@@ -142,8 +177,9 @@ class Fetcher:
         """Ask once; return the address it has moved to as text."""
         names = ("If-None-Match", "If-Modified-Since")
         headers = {name: value for name, value in zip(names, known, strict=True) if value}
-        self._pause(url)
-        with self._client.stream("GET", url, headers=headers) as response:
+        if (refusal := self._pause(url)) is not None:
+            return refusal
+        with self._ask(url, headers) as response:
             status = response.status_code
             if status == HTTPStatus.NOT_MODIFIED and headers:
                 return Same(url)
@@ -153,52 +189,52 @@ class Fetcher:
                 return NoPage(url, "gone", _words(status))
             if not response.is_success:
                 return NoPage(url, "failed", _words(status))
-            data = self._body(response, self._limits.max_file_bytes)
-            if isinstance(data, str):
-                return NoPage(url, "skipped", data)
+            most = self._limits.max_file_bytes
+            data, is_all = _body(response, most)
+            if not is_all:
+                return NoPage(url, "skipped", file_too_big(most + 1, most))
             return _page(url, data, response)
 
-    def _body(self, response: httpx.Response, most: int) -> bytes | str:
-        """Read a body within the limits; else return which it is over."""
-        began, pieces, size = time.monotonic(), [], 0
-        for piece in response.iter_bytes(65_536):
-            pieces.append(piece)
-            size += len(piece)
-            if size > most:
-                return file_too_big(size, most)
-            if time.monotonic() - began > self._limits.max_file_seconds:
-                return took_too_long(self._limits.max_file_seconds).reason
-        return b"".join(pieces)
+    def _ask(
+        self, url: str, headers: Mapping[str, str] | None = None
+    ) -> AbstractContextManager[httpx.Response]:
+        """Send a request, which is over in the time that one may take, or what the run has left."""
+        self._transport.allow(min(self._limits.max_file_seconds, self._left()))
+        return self._client.stream("GET", url, headers=headers)
 
-    def _pause(self, url: str) -> None:
-        """Wait until the host may be asked again."""
+    def _pause(self, url: str) -> NoPage | None:
+        """Wait until the host may be asked again; say so if that is not in this run."""
         import httpx
 
         host = self._host(httpx.URL(url))
-        left = host.asked + host.delay - time.monotonic()
-        if left > 0:
-            time.sleep(left)
+        wait = host.asked + host.delay - time.monotonic()
+        if wait > self._left():
+            reason = f"the pause of {host.delay:g} s between two requests to its host is longer"
+            return NoPage(url, "left", f"{reason} than what is left of max_web_seconds")
+        if wait > 0:
+            time.sleep(wait)
         host.asked = time.monotonic()
+        return None
 
     def _host(self, parts: httpx.URL) -> _Host:
         site = f"{parts.scheme}://{parts.netloc.decode('ascii')}"
         if site not in self._hosts:
             robots = self._robots(site)
             asked = None if isinstance(robots, str) else robots.crawl_delay(AGENT)
-            delay = max(self._manners.delay, float(asked or 0))
+            delay = max(self._manners.delay, float(min(int(asked or 0), _MAX_DELAY)))
             self._hosts[site] = _Host(robots, delay, time.monotonic())
         return self._hosts[site]
 
     def _robots(self, site: str) -> RobotFileParser | str:
-        """Read a site's rules: none there allows all, a server that fails forbids all."""
-        import httpx
+        """Read a site's rules: none there allows all, any that cannot be had forbid all."""
+        from epicrag.connectors.wire import PrivateError
 
         robots = RobotFileParser()
         robots.parse([])
-        url = f"{site}/robots.txt"
+        first = url = f"{site}/robots.txt"
         try:
             for _ in range(_MAX_REDIRECTS + 1):
-                with self._client.stream("GET", url) as response:
+                with self._ask(url) as response:
                     if response.has_redirect_location:
                         url = normal(str(response.url.join(response.headers["Location"])))
                         if not url.startswith(("http:", "https:")):
@@ -207,15 +243,27 @@ class Fetcher:
                     if response.is_server_error:
                         return _words(response.status_code)
                     if response.is_success:
-                        text = self._body(response, _ROBOTS_BYTES)
-                        if isinstance(text, bytes):
-                            robots.parse(text.decode("utf-8-sig", "replace").splitlines())
+                        robots.parse(_lines(*_body(response, _ROBOTS_BYTES)))
                     return robots
-        except httpx.TimeoutException:
-            return f"no answer within {self._manners.timeout:g} s"
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
-            return str(error) or type(error).__name__
+        except PrivateError:
+            if url == first:
+                raise
+            return _PRIVATE
+        except Exception as error:  # noqa: BLE001 - as in `_follow`
+            return self._why(error)
         return robots
+
+
+def _body(response: httpx.Response, most: int) -> tuple[bytes, bool]:
+    """Read the first `most` bytes of a body, and whether that is all. ValueError: not readable."""
+    packing = response.headers.get("Content-Encoding", "")
+    return unpack(response.iter_raw(), packing, most)
+
+
+def _lines(data: bytes, is_all: bool) -> list[str]:
+    """Return the lines of a robots.txt; one that is cut is no rule."""
+    lines = data.decode("utf-8-sig", "replace").splitlines()
+    return lines if is_all else lines[:-1]
 
 
 def normal(url: str) -> str:
@@ -244,12 +292,3 @@ def _words(status: int) -> str:
         return f"the server says {status} {HTTPStatus(status).phrase}"
     except ValueError:
         return f"the server says {status}"
-
-
-def _is_private(host: str) -> bool:
-    """Is a host on this machine or its own network? What cannot be resolved is not."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return False
-    return any(not ipaddress.ip_address(at[4][0]).is_global for at in found)

@@ -155,7 +155,20 @@ def walk(
             if not os.path.lexists(os.path.expanduser(name))
         ),
         areas=tuple(_slashes(root) for root in roots) if only is None else (),
+        given=_given(given) if only is None else {},
     )
+
+
+def _given(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return absolute name: real path, of the folders given and of links. Names that lead nowhere now say
+    nothing, and neither do those with `..`, which may mean another place behind a link."""
+    found = {}
+    for name, root in pairs:
+        place = os.path.abspath(os.path.expanduser(name))
+        is_folder, is_plain = os.path.isdir(root), os.pardir not in name.split(os.sep)
+        if is_plain and (is_folder or (place != root and os.path.exists(root))):
+            found[_slashes(place)] = _slashes(root)
+    return found
 
 
 @dataclass
@@ -273,6 +286,7 @@ class _Tour:
             self._skip(path, "not a regular file (a pipe, socket or device)")
         elif status.st_size > self.limits.max_file_bytes:
             self._skip(path, file_too_big(status.st_size, self.limits.max_file_bytes))
+            self.unseen.add(_slashes(path))  # what was read of it before is not gone
         elif self.rules.archives and is_archive(path):
             self._archive(path, ignores)
         else:
@@ -289,6 +303,7 @@ class _Tour:
         self.entries[_slashes(path)] = listing.entries
         self.reports.update((report.path, report) for report in listing.reports)
         self.unseen.update(listing.spare)
+        self.unseen.update(r.path for r in listing.reports if r.status in ("failed", "skipped"))
         self.passed.update(listing.passed)
 
     def _link(self, path: str) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from typing import Literal, NamedTuple
 
+READING = 1
+"""The version of the readers. Raise it when any of them changes what it returns for the same bytes: documents
+that were read under a lower number are read again at the next ingest, though their files are unchanged."""
+
 
 class Format(NamedTuple):
     """A format that is read: how it is called, and the function that reads it."""

@@ -31,6 +31,8 @@ class Found:
     web_roots: tuple[str, ...] = ()
     areas: tuple[str, ...] = ()
     """Prefixes of its documents' paths: the chunk size is remembered for each."""
+    given: Mapping[str, str] = field(default_factory=dict)
+    """Where the names that were given lead now, links resolved: a link may lead elsewhere the next time."""
 
     @property
     def ignored(self) -> int:
@@ -79,4 +81,5 @@ def merged(parts: list[Found]) -> Found:
         origins=tuple(origin for part in parts for origin in part.origins),
         web_roots=tuple(root for part in parts for root in part.web_roots),
         areas=tuple(area for part in parts for area in part.areas),
+        given={name: root for part in parts for name, root in part.given.items()},
     )

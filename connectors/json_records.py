@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from epicrag.connectors.base import Parsed
 from epicrag.connectors.draft import Draft
 from epicrag.connectors.graft import graft
-from epicrag.connectors.json_scan import BrokenJsonError, scan
+from epicrag.connectors.json_scan import BrokenJsonError, Scanner, scan
 from epicrag.connectors.records import Field, Records
 from epicrag.connectors.text import parse_text
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MAX_JOINED = 60
 _MAX_PATH = 200
+_MAX_KEYS = 40
 _MAX_TITLE = 200
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\s-]{512,}={0,2}\s*")
 _DATA_URI = re.compile(r"data:([\w.+/-]+)?[\w=;.-]*;base64,")
@@ -87,6 +88,10 @@ class _Line(NamedTuple):
     at: int
     path: str
     value: str
+    key_at: int | None = None
+    """Where the first key of the path stands that no line above has."""
+    parts: tuple[tuple[int, str], ...] = ()
+    """The pieces of a joined value, each with its offset."""
 
 
 @dataclass(slots=True)
@@ -97,6 +102,8 @@ class _Frame:
     path: str
     at: int
     key: str = ""
+    key_at: int | None = None
+    """Where the key stands, until a line has it."""
     index: int = -1
     plain: list[Event] = field(default_factory=list)
     """An array's values so far, while it holds no arrays and objects: it may fit on a line."""
@@ -117,6 +124,7 @@ class _Writer:
         """Up to this offset of the source everything is in the draft."""
         self.title: str | None = None
         self._text = text
+        self._scanner = Scanner(text)
         self._lines: list[_Line] = []
         self._stack: list[_Frame] = []
         self._record_depth = 0  # 0: within no record
@@ -127,7 +135,7 @@ class _Writer:
     def value(self, at: int) -> int:
         """Write the value that begins at `at`; return where it ends."""
         end = at
-        for event in scan(self._text, at):
+        for event in self._scanner.run(at):
             end = event.at
             self._take(event, 0)
         self._flush(end)
@@ -168,6 +176,7 @@ class _Writer:
         top = self._stack[-1] if self._stack else None
         if kind == "key" and top is not None:
             top.key = event.text
+            top.key_at = event.at + offset
         elif kind == "{" or kind == "[":
             self._open(kind, top, event.at + offset)
         elif kind == "}" or kind == "]":
@@ -188,6 +197,7 @@ class _Writer:
                 self._flush(at)
                 if top.kind == "[":  # within a record, paths begin anew
                     self._record_depth, self._container, path = len(self._stack) + 1, top.path, ""
+                    self._first_key()  # its keys are above all records
         if (
             len(path) > _MAX_PATH
         ):  # paths of a thousand steps help nobody, and cost the square of it
@@ -199,6 +209,8 @@ class _Writer:
         depth = len(self._stack) + 1
         if frame.plain:
             self._join(frame)
+        elif frame.kind == "{" and not frame.key and self._stack and self._stack[-1].kind == "{":
+            self._append(_Line(frame.at, frame.path, "{}"))  # its name may be all there is to say
         if depth == self._record_depth:
             self._record_depth = 0
             self._flush(at + 1, record=True)
@@ -213,15 +225,27 @@ class _Writer:
         if event.is_string:
             event = event._replace(text=_condensed(event.text))
         if top is None:
-            self._lines.append(_Line(event.at, "", event.text))
+            self._append(_Line(event.at, "", event.text))
         elif top.kind == "[" and (top.plain or top.index < 0):
             top.plain.append(event)
         else:
             top.index += 1
             self._add(_Line(event.at, top.child(), event.text), is_string=event.is_string)
 
+    def _append(self, line: _Line) -> None:
+        self._lines.append(line._replace(key_at=self._first_key()))
+
+    def _first_key(self) -> int | None:
+        """Where the first of the open keys stands that no line has yet; all are taken now."""
+        first = None
+        for frame in self._stack[-_MAX_KEYS:]:
+            if frame.key_at is not None:
+                first = frame.key_at if first is None else first
+                frame.key_at = None
+        return first
+
     def _add(self, line: _Line, *, is_string: bool) -> None:
-        self._lines.append(line)
+        self._append(line)
         if line.path == "title" and is_string and not self._record_depth and self.title is None:
             title = " ".join(line.value.split())
             self.title = title if title and len(title) <= _MAX_TITLE else None
@@ -230,7 +254,7 @@ class _Writer:
         """An array turned out to hold more than plain values: each gets a line."""
         for event in frame.plain:
             frame.index += 1
-            self._lines.append(_Line(event.at, frame.child(), event.text))
+            self._append(_Line(event.at, frame.child(), event.text))
         frame.plain = []
 
     def _join(self, frame: _Frame) -> None:
@@ -239,8 +263,11 @@ class _Writer:
         if all(len(event.text) <= _MAX_JOINED and "\n" not in event.text for event in values) and (
             frame.path or self._record_depth
         ):
-            joined = (", " if frame.path else " | ").join(event.text for event in values)
-            self._lines.append(_Line(frame.at, frame.path, joined))
+            between = ", " if frame.path else " | "
+            parts = [(event.at, between + event.text) for event in values]
+            parts[0] = (values[0].at, values[0].text)
+            joined = "".join(text for _, text in parts)
+            self._append(_Line(frame.at, frame.path, joined, parts=tuple(parts)))
         elif frame.path:
             self._spread(frame)
         else:
@@ -250,9 +277,15 @@ class _Writer:
         """Write the lines collected so far as blocks; the source up to `end` is done with."""
         lines, self._lines = self._lines, []
         self.written = max(self.written, end)
-        fields = [Field(line.path, line.value, self._line_of(line.at)) for line in lines]
+        fields = [self._field(line) for line in lines]
         container = self._container if record else ""
         self._records.write(fields, container=container, is_record=record)
+
+    def _field(self, line: _Line) -> Field:
+        first = self._line_of(line.at if line.key_at is None else line.key_at)
+        parts = line.parts or ((line.at, line.value),)
+        pieces = tuple((self._line_of(at), text) for at, text in parts)
+        return Field(line.path, line.value, first, pieces if pieces[-1][0] != first else ())
 
     def _line_of(self, at: int) -> int:
         """The source line of an offset; offsets come in order, but for the heads of arrays."""

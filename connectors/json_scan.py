@@ -48,10 +48,12 @@ def scan(text: str, start: int = 0) -> Iterator[Event]:
     Python's own names for no number (NaN, Infinity) are taken, as are commas behind the last element: both
     are common and leave no doubt. Keys that stand twice come twice.
     """
-    return _Scan(text).run(start)
+    return Scanner(text).run(start)
 
 
-class _Scan:
+class Scanner:
+    """`scan` for a text that holds one value after the other: what was looked at is not looked at again."""
+
     def __init__(self, text: str) -> None:
         self._text = text
         self._decode = json.JSONDecoder(strict=False).raw_decode

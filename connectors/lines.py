@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from epicrag.connectors.base import pace
 from epicrag.types import Anchor
 
 
@@ -21,6 +22,7 @@ def lines_of(text: str) -> Iterator[Line]:
     """Yield the lines of a text. Only a line feed ends a line: it is what editors count."""
     start, number = 0, 1
     while (end := text.find("\n", start)) >= 0:
+        pace()
         yield Line(number, start, end)
         start, number = end + 1, number + 1
     if start < len(text):

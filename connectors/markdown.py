@@ -9,11 +9,12 @@ from epicrag.connectors.frontmatter import front_matter, front_matter_end
 from epicrag.connectors.source import Source
 from epicrag.types import MetaValue
 
-_ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$")
+_ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*))?$")
+_CLOSING = re.compile(r"(?:^|(?<=[ \t]))#+$")
 _FENCE = re.compile(r"[ \t]*(?:>[ \t]?)*(`{3,}|~{3,})(?P<info>.*)$")
 _SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*$")
 _RULE = re.compile(r" {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$")
-_TABLE = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$")
+_TABLE = re.compile(r"[ \t]*+\|?[ \t]*+:?-++:?[ \t]*+(?:\|[ \t]*+:?-++:?[ \t]*+)*+\|?[ \t]*+$")
 _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]+\S")
 
 
@@ -48,7 +49,7 @@ class _Scan:
         elif (fence := _FENCE.match(row)) and "`" not in fence["info"]:
             return self._code(at, fence[1])
         elif atx := _ATX.match(row):
-            source.heading(at, at, len(atx[1]), atx[2] or "")
+            source.heading(at, at, len(atx[1]), _CLOSING.sub("", (atx[2] or "").rstrip(" \t")))
         elif self._is_underline(row):
             first = source.drop()
             assert first is not None

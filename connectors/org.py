@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 
 from epicrag.connectors.base import Parsed
 from epicrag.connectors.meta import meta_of
 from epicrag.connectors.source import Source
 
-_HEADING = re.compile(r"(\*+)[ \t]+(\S.*?)[ \t]*$")
+_HEADING = re.compile(r"(\*+)[ \t]+(\S.*)$")
 _STATE = re.compile(r"(?:TODO|DONE|NEXT|WAITING|STARTED|CANCELLED|CANCELED|HOLD)\s+(?=\S)")
 _PRIORITY = re.compile(r"\[#\w\]\s*")
-_TAGS = re.compile(r"\s+:[\w@#%:]+:$")
+_TAGS = re.compile(r"(?<!\s)\s++:[\w@#%:]+:$")
 _KEYWORD = re.compile(r"#\+([\w-]+):[ \t]*(.*)$")
 _BEGIN = re.compile(r"[ \t]*#\+begin_(\w+)", re.IGNORECASE)
+_END = re.compile(r"[ \t]*(?:#\+end_(\w+)|:end:)[ \t]*$", re.IGNORECASE)
 _PLAIN = frozenset(["quote", "verse", "center", "abstract", "note", "warning", "tip"])
 _DRAWER = re.compile(r"[ \t]*:([\w-]+):[ \t]*$")
 _PROPERTY = re.compile(r"[ \t]*:([\w+-]+):[ \t]+(.+)$")
@@ -42,6 +44,11 @@ class _Scan:
         self.source = Source(text)
         self.said: dict[str, object] = {}
         self._rows = self.source.rows
+        self._tops = [at for at, row in enumerate(self._rows) if _HEADING.match(row)]
+        self._ends: dict[str, list[int]] = {}
+        for at, row in enumerate(self._rows):
+            if end := _END.match(row):
+                self._ends.setdefault((end[1] or "").lower(), []).append(at)
 
     def run(self) -> None:
         at = 0
@@ -62,10 +69,10 @@ class _Scan:
         elif heading := _HEADING.match(row):
             source.heading(at, at, len(heading[1]), _bare(heading[2]))
         elif begin := _BEGIN.match(row):
-            if end := self._end(at, rf"[ \t]*#\+end_{re.escape(begin[1])}[ \t]*$"):
+            if end := self._end(at, begin[1].lower()):
                 return self._block(at, end, begin[1].lower() in _PLAIN)
             source.prose(at)
-        elif (drawer := _DRAWER.match(row)) and (end := self._end(at, r"[ \t]*:end:[ \t]*$")):
+        elif (drawer := _DRAWER.match(row)) and (end := self._end(at, "")):
             self._drawer(at, end, drawer[1])
             return end + 1
         elif row.lstrip().startswith("|"):
@@ -90,15 +97,14 @@ class _Scan:
         elif value:
             self.said.setdefault(name, value)
 
-    def _end(self, at: int, pattern: str) -> int:
-        """Return the index of the line that ends what begins at `at`; 0 when none does."""
-        end = re.compile(pattern, re.IGNORECASE)
-        for index in range(at + 1, len(self._rows)):
-            if end.match(self._rows[index]):
-                return index
-            if _HEADING.match(self._rows[index]):
-                return 0
-        return 0
+    def _end(self, at: int, name: str) -> int:
+        """Return the index of the line that ends the block of this name (a drawer has none) that begins
+        at `at`; 0 when none does before the next heading."""
+        ends = self._ends.get(name, [])
+        end, top = bisect_right(ends, at), bisect_right(self._tops, at)
+        if end == len(ends) or (top < len(self._tops) and self._tops[top] < ends[end]):
+            return 0
+        return ends[end]
 
     def _block(self, at: int, end: int, plain: bool) -> int:
         """Read `#+BEGIN_… #+END_…`: code as one block; a quotation as the paragraphs that it is."""
@@ -147,5 +153,5 @@ class _Scan:
 
 def _bare(heading: str) -> str:
     """A heading without its state, priority and tags."""
-    bare = _TAGS.sub("", _PRIORITY.sub("", _STATE.sub("", heading), count=1)).strip()
-    return bare or heading
+    bare = _TAGS.sub("", _PRIORITY.sub("", _STATE.sub("", heading), count=1).strip()).strip()
+    return bare or heading.strip()

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from epicrag.connectors.base import Limits, Parsed, file_too_big, too_long
+from epicrag.connectors.base import Limits, Parsed, RefusedError, file_too_big, timed, too_long
 from epicrag.connectors.decode import decode, is_blank
 from epicrag.connectors.formats import (
+    READING,
     extension_of,
     foreign_content,
     format_of,
@@ -87,6 +88,7 @@ def read_bytes(
         blocks=parsed.blocks,
         tables=parsed.tables,
         meta=parsed.meta,
+        reading=READING,
     )
 
 
@@ -115,6 +117,8 @@ def _guarded(
     """Run a reader. A fault in it or in its library costs this file, not the run."""
     try:
         return _parse(form, path, data, limits, charset)
+    except RefusedError as refused:
+        return refused.unread
     except Exception as error:  # noqa: BLE001 - whatever a parser raises on hostile bytes
         name = type(error).__name__
         return Unread("failed", f"the {form.name} reader could not read it: {name}: {error}"[:500])
@@ -135,9 +139,10 @@ def _parse(
         return too_long(len(decoded.text), limits.max_chars)
     if is_blank(decoded.text):
         return Unread("empty", "no text in it" if data else "0 bytes")
-    if form.name == "code":
-        return parse(decoded.text, media_of(path), decoded.encoding)
-    return parse(decoded.text, decoded.encoding)
+    with timed(limits):
+        if form.name == "code":
+            return parse(decoded.text, media_of(path), decoded.encoding)
+        return parse(decoded.text, decoded.encoding)
 
 
 def _function(form: Format) -> Callable[..., Parsed | Unread]:

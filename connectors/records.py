@@ -26,6 +26,21 @@ class Field(NamedTuple):
     path: str
     value: str
     line: int | None = None
+    pieces: tuple[tuple[int, str], ...] = ()
+    """The value where it stands on several lines: each piece with its line."""
+
+    def write(self, draft: Draft) -> None:
+        """Write `path: value` into the open block, each piece at its line."""
+        draft.line = self.line
+        path = f"{self.path}: " if self.path else ""
+        if not self.pieces:
+            draft.write(normalise(path + self.value))
+            return
+        if path:
+            draft.write(normalise(path))
+        for line, piece in self.pieces:
+            draft.line = line
+            draft.write(normalise(piece))
 
 
 class Records:
@@ -66,8 +81,7 @@ class Records:
             draft.open("row" if apart else "paragraph", "\n\n" if first else "\n")
         else:
             draft.write_exact("\n")
-        draft.line = field.line
-        draft.write(normalise(f"{field.path}: {field.value}" if field.path else field.value))
+        field.write(draft)
 
 
 def label_of(fields: Sequence[Field]) -> str | None:

@@ -40,6 +40,7 @@ class RowWriter:
     ) -> None:
         self._draft = draft
         self._head = [one_line(name) for name in head or ()]
+        self._source_head = head or ()
         self._above = [one_line(text) for text in above]
         self._start = draft.length
         self._gap = "\n\n"
@@ -48,7 +49,7 @@ class RowWriter:
         for text in self._above:
             self._write([text], cell, last, line)
         if any(self._head):
-            self._write(self._shown_head(), cell, last, line)
+            self._write(self._shown_head(_texts(self._source_head, line)), cell, last, line)
 
     def row(
         self,
@@ -59,8 +60,9 @@ class RowWriter:
         line: int | None = None,
     ) -> None:
         """Write a row. `cell` is its first cell's name, `last` its last one's; a row of nothing leaves
-        no trace."""
-        texts = [one_line(text) for text in cells]
+        no trace. With a `line` the line ends within the cells are those of the source: what stands behind
+        each is on the next line."""
+        texts = _texts(cells, line)
         long = sum(map(len, texts)) > _MAX_ROW_CHARS and len(texts) > 2
         if any(self._head) and (self._wide or long):
             texts = [self._labelled(texts)]
@@ -69,7 +71,9 @@ class RowWriter:
     def end(self) -> None:
         """Say that the table ends here."""
         names = (
-            [] if self._wide or not any(self._head) else [" | ".join(self._shown_head()).strip()]
+            []
+            if self._wide or not any(self._head)
+            else [" | ".join(self._shown_head(self._head)).strip()]
         )
         self._draft.table(self._start, "\n".join([*self._above, *names]))
         self._draft.cell = None
@@ -80,39 +84,65 @@ class RowWriter:
     def __exit__(self, *problem: object) -> None:
         self.end()
 
-    def _shown_head(self) -> list[str]:
+    def _shown_head(self, texts: list[str]) -> list[str]:
         """The head as it is written: a name over several columns stands once."""
         before = ["", *self._head]
         return [
-            "" if name == left else name for left, name in zip(before, self._head, strict=False)
+            "" if name == left else text
+            for left, name, text in zip(before, self._head, texts, strict=False)
         ]
 
     def _labelled(self, texts: list[str]) -> str:
-        names = [*self._head, *[""] * (len(texts) - len(self._head))]
-        pairs = [(name, text) for name, text in zip(names, texts, strict=False) if text]
+        n_names = len(self._head)
+        pairs = [
+            (self._head[at] if at < n_names else "", text) for at, text in enumerate(texts) if text
+        ]
         return "; ".join(f"{name}: {text}" if name else text for name, text in pairs)
 
     def _write(
         self, texts: list[str], cell: str | None, last: str | None, line: int | None
     ) -> None:
-        """Write a line; its last text stands at the cell `last`, so that a passage's cells reach there."""
-        while texts and not texts[-1]:
-            texts = texts[:-1]
-        if not texts:
+        """Write a line; wherever it is cut, its cells are those from `cell` to `last`."""
+        n_filled = next((at for at in range(len(texts), 0, -1) if texts[at - 1]), 0)
+        if not n_filled:
             return
         draft = self._draft
-        draft.cell = cell
-        if line is not None:
-            draft.line = line
+        draft.cell = cell if last is None or last == cell else f"{cell}:{last}"
         draft.open("row", self._gap)
-        row = " | ".join(texts)
-        at = len(row) - 1 if last is not None and last != cell and len(row) > 1 else len(row)
-        draft.write(row[:at])
-        if at < len(row):
-            draft.cell = last
-            draft.write(row[at:])
+        row = " | ".join(texts[:n_filled])
+        if line is None:
+            draft.write(row)
+        else:
+            write_lines(draft, row, line)
         draft.close()
         self._gap = "\n"
+
+
+def write_lines(draft: Draft, text: str, line: int) -> None:
+    """Write a text into the open block as one line, that knows which source line each piece is of.
+
+    Args:
+        text: as in the source, line ends included.
+        line: the source line it begins on.
+    """
+    for at, piece in enumerate(text.split("\n")):
+        if piece:
+            draft.line = line + at
+            draft.write(piece if draft.last_character in (" ", "") else f" {piece}")
+
+
+def _texts(cells: Sequence[str], line: int | None) -> list[str]:
+    """The cells on one line each; where they have source lines, with the line ends of these. Those of an
+    empty cell stand before the next text, for each counts."""
+    if line is None or not any("\n" in cell for cell in cells):
+        return [one_line(cell) for cell in cells]
+    texts, held = [], ""
+    for cell in cells:
+        text = "\n".join(map(one_line, cell.split("\n")))
+        is_blank = not text.strip()
+        texts.append("" if is_blank else held + text)
+        held = held + text if is_blank else ""
+    return texts
 
 
 def one_line(text: str) -> str:

@@ -364,7 +364,7 @@ def _line(row: Row) -> str:
 
 
 def _cells_of(rows: list[Row], columns: list[int]) -> tuple[str, str]:
-    """The first cell of some rows, and the last cell of the table in the last of them."""
-    first = f"{letters(rows[0].cells[0].column)}{rows[0].number}"
-    right = max(columns[-1], rows[-1].cells[-1].column)
-    return first, f"{letters(right)}{rows[-1].number}"
+    """The corners of some rows of a table: from their leftmost cell to the table's last column."""
+    left = min(row.cells[0].column for row in rows)
+    right = max(columns[-1], *(row.cells[-1].column for row in rows))
+    return f"{letters(left)}{rows[0].number}", f"{letters(right)}{rows[-1].number}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import re
-import zlib
+from contextlib import suppress
 from typing import NamedTuple
+
+from epicrag.connectors.inflate import inflated
 
 _ROOT = re.compile(rb"<(?:[\w.-]+:)?(urlset|sitemapindex)\b")
 _HEAD_BYTES = 4096
+_MAX_BYTES = 50 << 20
+"""What a sitemap may have by its own standard: the rest is not read."""
 
 
 class Sitemap(NamedTuple):
@@ -22,10 +24,11 @@ class Sitemap(NamedTuple):
 def parse_sitemap(data: bytes, max_bytes: int) -> Sitemap | None:
     """Read a sitemap or an index of them, packed or not; None when it is something else."""
     if data.startswith(b"\x1f\x8b"):
-        data = _unpacked(data, max_bytes)
+        data = _unpacked(data, min(max_bytes, _MAX_BYTES))
     found = _ROOT.search(data[:_HEAD_BYTES])
     if found is None:
         return None
+    data = data[:_MAX_BYTES]
     is_index = found[1] == b"sitemapindex"
     places = tuple(dict.fromkeys(_places(data, "sitemap" if is_index else "url")))
     return Sitemap((), places) if is_index else Sitemap(places, ())
@@ -33,15 +36,13 @@ def parse_sitemap(data: bytes, max_bytes: int) -> Sitemap | None:
 
 def _unpacked(data: bytes, max_bytes: int) -> bytes:
     """Unpack as much as is whole and allowed."""
-    pieces, size = [], 0
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            while (piece := file.read(1 << 16)) and size <= max_bytes:
-                pieces.append(piece)
-                size += len(piece)
-    except (OSError, EOFError, zlib.error):
-        pass
-    return b"".join(pieces)
+    found = bytearray()
+    with suppress(ValueError):
+        for piece in inflated([data], "gzip"):
+            found += piece
+            if len(found) > max_bytes:
+                break
+    return bytes(found[:max_bytes])
 
 
 def _places(data: bytes, item: str) -> list[str]:
@@ -51,7 +52,10 @@ def _places(data: bytes, item: str) -> list[str]:
     parser = etree.XMLParser(
         resolve_entities=False, no_network=True, load_dtd=False, recover=True, huge_tree=False
     )
-    root = etree.fromstring(data, parser)
+    try:
+        root = etree.fromstring(data, parser)
+    except (etree.LxmlError, ValueError, LookupError):  # an encoding that nobody knows
+        return []
     if root is None:
         return []
     found = root.xpath("/*/*[local-name() = $item]/*[local-name() = 'loc']", item=item)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from epicrag.connectors.base import Parsed
+from epicrag.connectors.base import Parsed, pace
 from epicrag.connectors.headings import Headings
 from epicrag.connectors.lines import Line, line_anchors, lines_of
 from epicrag.types import Block, BlockKind, MetaValue, Table
@@ -54,6 +54,7 @@ class Source:
 
     def add(self, first: int, last: int, kind: BlockKind) -> None:
         """Add the lines of these indices, both included, as a block; the open paragraph ends."""
+        pace()
         self.close()
         while first < last and not self.rows[last].strip():
             last -= 1
@@ -72,6 +73,7 @@ class Source:
 
     def prose(self, at: int, *, item: bool = False) -> None:
         """Read a line of a paragraph. An item of a list begins a new one: it is a place to cut."""
+        pace()
         if item:
             self.close()
         if self._first is None:

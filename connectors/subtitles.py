@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from epicrag.connectors.base import Parsed
+from epicrag.connectors.base import Parsed, pace
 from epicrag.connectors.draft import Draft
 from epicrag.connectors.text import parse_text
 from epicrag.types import Unread
@@ -15,7 +15,7 @@ from epicrag.types import Unread
 _TIME = re.compile(
     r"\s*(?:(\d{1,3}):)?(\d{1,2}):(\d{2})[.,](\d{1,3})\s*-->\s*(?:(\d{1,3}):)?(\d{1,2}):(\d{2})[.,](\d{1,3})"
 )
-_VOICE = re.compile(r"<v(?:\.[\w.]+)?\s+([^>]+)>")
+_VOICE = re.compile(r"<v(?:\.[\w.]+)?\s+([^<>]+)>")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>|<\d[\d:.]*>|\{\\[^{}]*\}")
 _ENDS = re.compile("[.!?…。！？؟।♪][\"'”’»)\\]]*$")
 _SPEAKER = re.compile(r"(?:[-–—>]{1,2}\s*\S|\[?[A-Z][\w .'-]{0,30}\]?:\s)")
@@ -62,6 +62,7 @@ def _cues(rows: Sequence[str]) -> Iterator[_Cue]:
     """Yield the cues: the lines below a time, up to a blank line or the next time."""
     at = 0
     while at < len(rows):
+        pace()
         time = _TIME.match(rows[at])
         at += 1
         if not time:

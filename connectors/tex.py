@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 
 from epicrag.connectors.base import Parsed
 from epicrag.connectors.meta import meta_of
@@ -15,6 +16,7 @@ _SECTION = re.compile(
 )
 _LEVELS = ["part", "chapter", "section", "subsection", "subsubsection", "paragraph", "subparagraph"]
 _BEGIN = re.compile(r"[ \t]*\\begin\{([\w*]+)\}")
+_END = re.compile(r"\\end\{([\w*]+)\}")
 _CODE = frozenset(
     [
         "verbatim",
@@ -39,6 +41,9 @@ _TABLES = frozenset(["tabular", "tabularx", "tabulary", "longtable", "tabular*"]
 _ITEM = re.compile(r"[ \t]*\\(?:item|bibitem)\b")
 _RULES = re.compile(r"\\(?:hline|toprule|midrule|endhead|cline|cmidrule)")
 _COMMAND = re.compile(r"\\(?:label|footnote|thanks|index|cite\w*)\{[^{}]*\}|%.*")
+_ROW_END = re.compile(
+    r"\\\\(?:\[[^\]\[]{0,80}\])?[ \t]*+(?:\\\w++(?:\{[^{}]{0,80}\})?[ \t]*+)*+(?:%.*)?$"
+)
 _SAID = {
     name: re.compile(rf"\\{name}[ \t]*(?:\[[^\]]*\])?{_BRACED}")
     for name in ("title", "date", "author")
@@ -71,6 +76,10 @@ class _Scan:
     def __init__(self, text: str) -> None:
         self.source = Source(text)
         self._rows = self.source.rows
+        self._ends: dict[str, list[int]] = {}
+        for at, row in enumerate(self._rows):
+            for name in _END.findall(row):
+                self._ends.setdefault(name, []).append(at)
 
     def run(self) -> None:
         at = self._preamble()
@@ -120,17 +129,15 @@ class _Scan:
         return end + 1
 
     def _end(self, at: int, name: str) -> int:
-        mark = f"\\end{{{name}}}"
-        return next((n for n in range(at, len(self._rows)) if mark in self._rows[n]), 0)
+        ends = self._ends.get(name, [])
+        first = bisect_left(ends, at)
+        return ends[first] if first < len(ends) else 0
 
     def _table(self, at: int, end: int) -> int:
         """Read a table: a row ends with `\\\\`. The first is its head, where a rule stands below it."""
         starts = [at]
         for index in range(at, end):
-            if re.search(
-                r"\\\\(?:\[[^\]]*\])?[ \t]*(?:\\\w+(?:\{[^}]*\})?[ \t]*)*(?:%.*)?$",
-                self._rows[index],
-            ):
+            if _ROW_END.search(self._rows[index]):
                 starts.append(index + 1)
         rows = rows_between([*starts, end + 1])
         below = self._rows[starts[1]] if len(starts) > 2 else ""

@@ -54,9 +54,10 @@ def as_root(address: str) -> str | None:
 
     try:
         parts = httpx.URL(address.strip())
+        root = normal(address) if parts.scheme in ("http", "https") and parts.host else None
     except (httpx.InvalidURL, ValueError):
         return None
-    return normal(address) if parts.scheme in ("http", "https") and parts.host else None
+    return root
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,8 @@ class Web:
         self._reports: dict[str, FileReport] = {}
         self._spare: set[str] = set()
         self._outcomes: dict[str, Page | Same | NoPage] = {}
+        """What was asked for, and what came of it; the bytes of a page are in the spool."""
+        self._places: dict[str, tuple[int, int]] = {}
         self._n_asked = 0
         self._began = self._said = time.monotonic()
 
@@ -134,7 +137,10 @@ class Web:
     def find(self) -> Found:
         """Fetch what the roots lead to."""
         for root in self._roots:
-            self._visit(root)
+            if root not in self._outcomes and (stop := self._over()) is not None:
+                self._leave_root(root, stop)
+            else:
+                self._visit(root)
         roots = set(self._roots)
         elsewhere = {origin.path for origin in self._known if origin.root not in roots}
         led = {origin.path for origin in self._known if origin.root in roots}
@@ -154,9 +160,7 @@ class Web:
         if page.at is None:
             found = self._fetcher.get(page.path)
             return NoPage(page.path, "failed", "no answer") if isinstance(found, Same) else found
-        self._spool.seek(page.at[0])
-        data = self._spool.read(page.at[1])
-        return Page(page.path, data, page.media, page.charset, "", "")
+        return Page(page.path, self._spooled(page.at), page.media, page.charset, "", "")
 
     def _visit(self, root: str) -> None:
         """Fetch a root, and the pages it lists if it is a sitemap."""
@@ -166,12 +170,15 @@ class Web:
             self._miss_root(root, found)
         elif isinstance(found, Page) and (sitemap := self._sitemap(found)) is not None:
             pages = list(dict.fromkeys(self._listed(root, sitemap, 0, {root, found.url})))
+            left, stop = [], None
             for n, address in enumerate(pages):
-                if (stop := self._over()) is not None:
-                    self._leave(root, pages[n:], stop)
-                    break
+                if address not in self._outcomes and (stop := stop or self._over()):
+                    left.append(address)
+                    continue
                 self._tell(root, n, len(pages))
                 self._page(root, address)
+            if stop is not None:
+                self._leave(root, left, stop)
         else:
             self._take(root, root, found)
 
@@ -206,14 +213,25 @@ class Web:
             self._take(root, address, found)
 
     def _fetch(self, address: str) -> Page | Same | NoPage:
-        """Fetch an address once in a run."""
-        if address in self._outcomes:
-            return self._outcomes[address]
+        """Fetch an address once in a run, whichever root leads to it."""
+        found = self._outcomes.get(address)
+        if isinstance(found, Page):
+            return found._replace(data=self._spooled(self._places[found.url]))
+        if found is not None:
+            return found
         self._n_asked += 1
         found = self._fetcher.get(address, self._validators)
-        if not isinstance(found, Page):
-            self._outcomes[address] = found
+        self._outcomes[address] = found
+        if isinstance(found, Page):
+            start = self._spool.seek(0, os.SEEK_END)
+            self._spool.write(found.data)
+            self._places[found.url] = (start, len(found.data))
+            self._outcomes[address] = self._outcomes[found.url] = found._replace(data=b"")
         return found
+
+    def _spooled(self, at: tuple[int, int]) -> bytes:
+        self._spool.seek(at[0])
+        return self._spool.read(at[1])
 
     def _validators(self, url: str) -> tuple[str, str]:
         version = self._versions.get(url)
@@ -231,9 +249,7 @@ class Web:
 
     def _store(self, page: Page, root: str, asked: str) -> Origin:
         sha = hashlib.sha256(page.data).hexdigest()
-        start = self._spool.seek(0, os.SEEK_END)
-        self._spool.write(page.data)
-        at = (start, len(page.data))
+        at = self._places[page.url]
         self._entries[page.url] = WebPage(
             page.url, len(page.data), sha, page.media, page.charset, self, at
         )
@@ -242,12 +258,12 @@ class Web:
     # --- what could not be had ---
 
     def _miss(self, root: str, address: str, missed: NoPage) -> None:
-        """A page that is gone or forbidden is left out; one that failed keeps what was read earlier."""
+        """A page that is gone or forbidden is left out; any other keeps what was read earlier."""
         moved = "" if missed.url == address else f" ({missed.url})"
         status: FileStatus = "failed" if missed.kind == "failed" else "skipped"
         for path in self._paths_of(root, address):
             self._reports[path] = FileReport(path, status, missed.reason + moved)
-        if missed.kind == "failed":
+        if missed.kind in ("failed", "left"):
             self._spare.update(self._paths_of(root, address))
 
     def _paths_of(self, root: str, address: str) -> set[str]:
@@ -259,11 +275,11 @@ class Web:
         """Without its sitemap nothing is known of its pages: they stay as they are."""
         pages = {origin.path for origin in self._known if origin.root == root}
         asked = {origin.asked for origin in self._known if origin.root == root}
-        if missed.kind != "failed" and asked == {root}:
+        if missed.kind in ("gone", "skipped") and asked == {root}:
             self._miss(root, root, missed)
             return
         kept = f" (its {len(pages)} pages are kept)" if pages else ""
-        status: FileStatus = "skipped" if missed.kind == "skipped" else "failed"
+        status: FileStatus = "skipped" if missed.kind in ("skipped", "left") else "failed"
         self._reports[root] = FileReport(root, status, missed.reason + kept)
         self._spare |= pages
 
@@ -286,6 +302,10 @@ class Web:
             limit = f"{self._manners.max_seconds:g} seconds"
             return _Stop(f"the limit of {limit} for the web is reached; raise max_web_seconds")
         return None
+
+    def _leave_root(self, root: str, stop: _Stop) -> None:
+        self._reports[root] = FileReport(root, "skipped", f"it is not fetched: {stop.reason}")
+        self._spare |= {origin.path for origin in self._known if origin.root == root}
 
     def _leave(self, root: str, left: Sequence[str], stop: _Stop) -> None:
         reason = f"{len(left):,} of its pages are not fetched: {stop.reason}"

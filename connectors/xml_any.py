@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
 from epicrag.connectors.draft import Draft
 from epicrag.connectors.json_scan import essence
 from epicrag.connectors.records import Field, Records
-from epicrag.connectors.xml_text import Read, children, local, plain, words, write_words
+from epicrag.connectors.xml_text import (
+    Read,
+    children,
+    is_markup,
+    lined,
+    local,
+    plain,
+    words,
+    write_words,
+)
 
 _PARAGRAPHS = {
     "p", "para", "paragraph", "simpara", "text", "l", "line", "li", "item", "entry", "note", "head",
@@ -22,15 +32,24 @@ _TELLING = {
     "title", "name", "label", "alt", "description", "content", "value", "text", "summary",
     "caption", "subject", "author",
 }  # fmt: skip
-_SENTENCE = re.compile(r"[^\W\d_]{2,}\s+\S*[^\W\d_]{2,}")
+_SENTENCE = re.compile(r"(?<![^\W\d_])[^\W\d_]{2,}+\s++\S*[^\W\d_]{2,}")
 _NO_TEXT = frozenset(
     {"style", "class", "href", "src", "type", "schemaLocation", "base", "d", "points"}
 )
+_LAYOUT = frozenset(
+    {
+        "width", "height", "x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "rx", "ry", "dx", "dy",
+        "align", "valign", "color", "colour", "fill", "stroke", "font", "size", "space", "lang", "rend",
+        "rendition", "role", "transform", "viewBox", "version", "noNamespaceSchemaLocation", "border",
+        "margin", "padding", "cols", "rows", "colspan", "rowspan", "nil",
+    }
+)  # fmt: skip
 _NUMBERS = re.compile(r"[\d\s.,;eE+-]+")
 _LONG_NUMBERS = 200
 _MAX_RECORD_CHARS = 4_000
 _MAX_PARAGRAPH_CHARS = 4_000
 _BESIDE = 200
+_MAX_LOOKED_UP = 32
 _MAX_TITLE_CHARS = 200
 
 
@@ -69,7 +88,7 @@ class _Writer:
                 depth -= 1
             if event != "start" and node is not root and node.tail and node.tail.strip():
                 self._flush()
-                self._paragraph([Field("", " ".join(node.tail.split()), node.sourceline)])
+                self._paragraph([_field("", [(node.tail, _end_line(node))])])
         self._flush()
 
     def _take(self, node: Any, depth: int, is_root: bool) -> bool:
@@ -93,7 +112,7 @@ class _Writer:
             self._draft.close()
             return True
         if node.text and node.text.strip():
-            self._paragraph([Field("", " ".join(node.text.split()), node.sourceline)])
+            self._paragraph([_field("", [(node.text, node.sourceline or 1)])])
         return False
 
     def _leaf(self, node: Any, depth: int) -> None:
@@ -104,17 +123,16 @@ class _Writer:
             return
         if name in _HEADINGS and self._is_heading(node) and len(text) <= _MAX_TITLE_CHARS:
             self._flush()
-            self._draft.line = node.sourceline
             self._draft.open("heading")
-            self._draft.write(text)
+            write_words(self._draft, node)
             self._draft.close(max(depth - 1, 1))
             if self.title is None and depth <= 3:
                 self.title = text
         elif name in _PARAGRAPHS:
             self._flush()
-            self._paragraph([Field("", _shown(node), _line(node))])
+            self._paragraph([_value(node, "")])
         else:
-            self._fields.append(Field(name, _shown(node), _line(node)))
+            self._fields.append(_value(node, name))
 
     def _is_heading(self, node: Any) -> bool:
         """Does a title stand above paragraphs or parts, not among the fields of a record?"""
@@ -155,8 +173,7 @@ class _Writer:
         for at, field in enumerate(fields):
             if at:
                 draft.write_exact("\n")
-            draft.line = field.line
-            draft.write(f"{field.path}: {field.value}" if field.path else field.value)
+            field.write(draft)
         draft.close()
 
 
@@ -175,36 +192,82 @@ def _fields(record: Any) -> list[Field]:
         path.append(local(node))
         name = ".".join(path)
         fields += _attributes(node, name)
-        if not children(node) and (text := _shown(node)):
-            fields.append(Field(name, text, _line(node)))
+        if not children(node) and (field := _value(node, name)).value:
+            fields.append(field)
     return fields
 
 
 def _attributes(node: Any, path: str) -> list[Field]:
-    """Attributes that hold text; all of them where an element holds nothing else."""
-    bare = not children(node) and not words(node)
+    """Attributes that hold text; all of them where an element holds nothing else. A paragraph's own say
+    how it looks and where it is linked from: of them those that read as text."""
+    inner = children(node)
+    bare = not inner and not words(node)
+    is_data = local(node) not in _PARAGRAPHS or (inner and not _has_own_text(node))
     found = []
-    for key, value in node.attrib.items():
+    for key, value in _items(node):
         name = key.rpartition("}")[2]
         text = " ".join(plain(value).split())
         telling = name.lower() in _TELLING or _SENTENCE.search(text) is not None
-        if text and name not in _NO_TEXT and (bare or telling):
+        told = is_data and name not in _LAYOUT and any(map(str.isalnum, text))
+        if text and name not in _NO_TEXT and (bare or telling or told):
             found.append(Field(f"{path}.{name}" if path else name, text, node.sourceline))
     return found
 
 
-def _shown(node: Any) -> str:
-    """A leaf's text on one line, HTML within taken out."""
-    text = "".join(piece for piece in (node.text, *(child.tail for child in node)) if piece)
+def _items(node: Any) -> Iterable[tuple[str, str]]:
+    """The attributes of an element. lxml looks for each value among all of them: the square of many."""
+    if len(node.attrib) <= _MAX_LOOKED_UP:
+        return node.attrib.items()  # type: ignore[no-any-return]
+    return ((value.attrname, str(value)) for value in node.xpath("@*"))
+
+
+def _value(node: Any, path: str) -> Field:
+    """A leaf's text, HTML within taken out."""
+    pieces = list(lined(node))
+    text = "".join(piece for piece, _ in pieces)
     if len(text) > _LONG_NUMBERS and _NUMBERS.fullmatch(text):
-        return essence(f"[{text}]")  # the outline of a place on a map
-    return " ".join(plain(text).split())
+        text = essence(f"[{text}]")  # the outline of a place on a map
+        return Field(path, text, node.sourceline, _ends(text, pieces))
+    if is_markup(text):
+        shown = " ".join(plain(text).split())
+        return Field(path, shown, node.sourceline, _ends(shown, pieces))
+    return _field(path, pieces)
 
 
-def _line(node: Any) -> int:
-    """The source line on which a leaf's text begins."""
-    text = node.text or ""
-    return (node.sourceline or 1) + text[: len(text) - len(text.lstrip())].count("\n")
+def _field(path: str, pieces: Iterable[tuple[str, int]]) -> Field:
+    """Text on one line, of pieces of the source and the lines they begin on."""
+    shown: list[tuple[int, str]] = []
+    is_apart = False
+    for text, first in pieces:
+        for line, row in enumerate(text.split("\n"), first):
+            if words := " ".join(row.split()):
+                is_apart = is_apart or line != first or row[0].isspace()
+                shown.append((line, f" {words}" if shown and is_apart else words))
+                is_apart = row[-1].isspace()
+            else:
+                is_apart = is_apart or bool(row)
+        is_apart = is_apart or text[-1:].isspace()
+    value = "".join(words for _, words in shown)
+    begin = shown[0][0] if shown else None
+    return Field(path, value, begin, tuple(shown) if len(shown) > 1 else ())
+
+
+def _ends(shown: str, pieces: list[tuple[str, int]]) -> tuple[tuple[int, str], ...]:
+    """What is told of a text instead of it, from its first line to its last."""
+    first, last = _field("", pieces[:1]).line, _field("", pieces[-1:])
+    end = last.pieces[-1][0] if last.pieces else last.line
+    if len(shown) < 2 or first is None or end is None or first == end:
+        return ()
+    return (first, shown[:-1]), (end, shown[-1:])
+
+
+def _end_line(node: Any) -> int:
+    """The source line on which what stands behind an element begins."""
+    n_lines = 0
+    while len(node):
+        node = node[-1]
+        n_lines += (node.tail or "").count("\n")
+    return (node.sourceline or 1) + (node.text or "").count("\n") + n_lines
 
 
 def _has_own_text(node: Any) -> bool:

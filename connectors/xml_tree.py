@@ -12,7 +12,7 @@ from epicrag.types import Unread
 
 _PROLOG = re.compile(r"(?:\s|<\?.*?\?>|<!--.*?-->)*+<!DOCTYPE\b", re.DOTALL)
 _DECLARATION = re.compile(r"\s*<\?xml\b[^>]*\?>")
-_DOCTYPE_PART = re.compile(r"\"[^\"]*\"|'[^']*'|<!--.*?-->|\[|\]|>", re.DOTALL)
+_DOCTYPE_PART = re.compile(r"\"[^\"]*\"|'[^']*'|<!--.*?(?:-->|\Z)|\[|\]|>", re.DOTALL)
 _ENTITY = re.compile(
     r"<!ENTITY\s+(?!%)([\w:.-]+)\s+(?:\"([^\"]*)\"|'([^']*)'|(?:SYSTEM|PUBLIC)\b)", re.DOTALL
 )

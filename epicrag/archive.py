@@ -1,7 +1,7 @@
 """An index as one file that any machine and any version can check: a zip of JSON lines, a matrix and KV.
 
     manifest.json     format, schema version, models, counts, and size and SHA-256 of every other file
-    documents.jsonl   a document a line: path, digest, title, media, meta
+    documents.jsonl   a document a line: path, digest, title, media, meta, reading
     chunks.jsonl      a passage a line, in reading order: all that a `Chunk` holds, its id, its KV's key
     vectors.npy       (N, dim) float32, the windows of all passages one after another
     kv/<key>.safetensors   as they lie in the index
@@ -82,6 +82,7 @@ def document_line(document: Document) -> dict[str, object]:
         "title": document.title,
         "media": document.media,
         "meta": dict(document.meta),
+        "reading": document.reading,
     }
 
 
@@ -110,6 +111,7 @@ def _document(line: dict[str, Any]) -> Document:
         title=_optional(line["title"]),
         media=_text(line["media"]),
         meta=meta,
+        reading=_reading(line.get("reading", 0)),
     )
 
 
@@ -144,6 +146,12 @@ def _meta(value: object) -> MetaValue:
     if isinstance(value, str | int | float | bool):
         return value
     raise ValueError("a document's metadata hold what they cannot")
+
+
+def _reading(value: object) -> int:
+    if isinstance(value, int) and 0 <= value < 1 << 31:
+        return value
+    raise ValueError("a version of the readers is none")
 
 
 def _text(value: object) -> str:

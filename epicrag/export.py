@@ -171,6 +171,7 @@ def _in_order(pipeline: Pipeline) -> list[Document]:
             media=row.media,
             title=row.title,
             meta=row.meta,
+            reading=row.reading,
         )
         for row in rows
     ]

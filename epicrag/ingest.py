@@ -7,6 +7,7 @@ known to be needed: a run over unchanged files loads neither torch nor a model.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -47,6 +48,9 @@ SPARE_CHUNKS = 20_000
 ENTRY_BYTES = 1024
 """What a file of KV takes besides its tokens: its header, or a little more."""
 _EXTRA_TOKENS = 4
+_KEPT = " (the version read earlier is kept)"
+_GIVEN = "given_roots"
+_NO_BYTES = hashlib.sha256().hexdigest()
 KV_BATCH = 16
 """Chunks compiled between two notes in the catalog: what an interrupted run may have to look up again."""
 
@@ -91,7 +95,9 @@ class IngestResult:
     ignored: int = 0
     """Files and folders passed over in silence: hidden, or matched by an ignore rule."""
     held: int = 0
-    """Documents that are gone and still in the index: they were most of it, and nobody has said yes."""
+    """Documents that are gone or empty and still in the index: they were most of it, and nobody has said yes."""
+    removed: int = 0
+    """Documents that this run forgot: their files are gone, or hold no text any more."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -112,9 +118,11 @@ class MassDeleteError(UsageError):
 
     code = "mass_delete"
 
-    def __init__(self, deleted: int, known: int) -> None:
+    def __init__(self, deleted: int, known: int, emptied: int = 0) -> None:
+        """`emptied`: how many of the deleted have files that are still there, and empty."""
+        empty = f" ({emptied} of their files are there and empty)" if emptied else ""
         super().__init__(
-            f"this would delete {deleted} of the {known} documents in the index",
+            f"this would delete {deleted} of the {known} documents in the index{empty}",
             "check that the folder is there and complete (an unmounted disk looks like this); "
             "if you mean it: epicrag ingest --yes",
         )
@@ -170,15 +178,16 @@ def ingest(
 ) -> IngestResult:
     """Carry out one run; see `Pipeline.ingest`."""
     began = time.perf_counter()
-    run = _Run(tools, progress or (lambda event: None))
+    run = _Run(tools, progress or (lambda event: None), manner=manner)
     interrupted = False
     with ExitStack() as stack:
         for source in sources:
             stack.callback(source.close)
         parts = [source.find() for source in sources if source.is_remote]
+        tools.catalog.database.refuse_removed()  # the lock would make its folder anew
         stack.enter_context(_lock(tools.config.index, manner, run.note))
         parts += [source.find() for source in sources if not source.is_remote]
-        plan = run.guard(run.plan(parts), manner)
+        plan = run.guard(run.plan(parts))
         if manner.dry_run:
             run.foretell(plan)
         elif plan.has_work or not manner.light:
@@ -205,7 +214,16 @@ class _Run:
     reports: dict[str, FileReport] = field(default_factory=dict)
     known: dict[str, DocumentRow] = field(default_factory=dict)
     found: Found | None = None
+    manner: Manner = field(default_factory=lambda: Manner())
+    known_count: int = 0
     held: int = 0
+    removed: int = 0
+    emptied: frozenset[str] = frozenset()
+    """Known documents whose files have no byte any more."""
+    replaced: frozenset[str] = frozenset()
+    """Documents below where a given link led before, that have a successor at the same place."""
+    outdated: frozenset[str] = frozenset()
+    """Known documents that older readers read."""
     spare_vectors: dict[str, NDArray[float32]] = field(default_factory=dict)
     """By chunk id: of documents that this run deleted. What they held may stand elsewhere now."""
     notes: list[str] = field(default_factory=list)
@@ -225,47 +243,106 @@ class _Run:
         from epicrag.index.sync import plan
 
         self.known = {row.path: row for row in self.tools.catalog.documents()}
+        self.known_count = len(self.known)
         self.found = found = merged(parts)
         for name, root in found.absent:
             self._check_known(name, root)
         if found.ignored and not found.entries:
             self.note(f"every file found is hidden or matched by an ignore rule ({found.ignored})")
+        left = self._left(found)
         planned = plan(
-            self.tools.catalog, found.entries, found.roots, held=found.held, spare=found.spare
+            self.tools.catalog,
+            found.entries,
+            found.roots,
+            held=found.held | left,
+            spare=found.spare,
         )
         taken = {entry.path for entry in found.entries}
-        self.reports = told_apart((*found.reports, *map(_lost, planned.twice)), taken)
+        told = told_apart((*found.reports, *map(_lost, planned.twice)), taken)
+        self.reports = {path: self._if_kept(report) for path, report in told.items()}
+        self.emptied = frozenset(e.path for e in planned.change if _is_without_bytes(e))
         return self._resplit(planned)
+
+    def _left(self, found: Found) -> frozenset[str]:
+        """Return the documents below where a given name led before and leads no more, and no other name leads.
+
+        What now stands at the same place below that name is not lost, but replaced.
+        """
+        from epicrag.index.sync import is_below
+
+        before = _given(self.tools.catalog)
+        moved = {
+            before[name]: root
+            for name, root in found.given.items()
+            if before.get(name, root) != root
+        }
+        if not moved:
+            return frozenset()
+        stays = {root for name, root in before.items() if name not in found.given}
+        stays |= {*found.given.values(), *found.roots}
+        left = frozenset(
+            path
+            for path in self.known
+            if is_below(path, moved.keys()) and not is_below(path, stays)
+        )
+        entries = {entry.path for entry in found.entries}
+        self.replaced = frozenset(
+            path
+            for path in left
+            for old, new in moved.items()
+            if _is_below(path, old) and new + path[len(old) :] in entries
+        )
+        return left
+
+    def _if_kept(self, report: FileReport) -> FileReport:
+        """Say of a known file that is over a limit now that its old version stays."""
+        is_kept = report.status == "skipped" and self.found and report.path in self.found.spare
+        if is_kept and any(_is_below(path, report.path) for path in self.known):
+            return replace(report, reason=f"{report.reason}{_KEPT}")
+        return report
 
     def _check_known(self, name: str, root: str) -> None:
         if not any(_is_below(known, root) for known in self.known):
             raise no_such_path(name)
 
     def _resplit(self, plan: Plan) -> Plan:
-        """Count as changed what was split with another chunk size than asked for now."""
+        """Count as changed what was split with another chunk size than asked for now, or read by older readers."""
+        from epicrag.connectors.formats import READING
+
         wanted, sizes = self.tools.config.chunk_tokens, _chunk_sizes(self.tools.catalog)
+        self.outdated = frozenset(
+            entry.path for entry in plan.unchanged if self.known[entry.path].reading < READING
+        )
         stale = {
             entry.path
             for entry in plan.unchanged
             if _size_at(sizes, entry.path) not in (None, wanted)
-        }
+        } | self.outdated
         return replace(
             plan,
             change=(*plan.change, *(e for e in plan.unchanged if e.path in stale)),
             unchanged=tuple(e for e in plan.unchanged if e.path not in stale),
         )
 
-    def guard(self, plan: Plan, manner: Manner) -> Plan:
-        """Refuse to delete most of the index, or leave that out, unless somebody has said yes."""
-        from epicrag.index.sync import is_mass_delete
+    def guard(self, plan: Plan) -> Plan:
+        """Refuse to delete most of the index, or leave that out, unless somebody has said yes.
 
-        is_mass = is_mass_delete(plan, len(self.known), manner.lately)
-        if not is_mass or manner.yes or manner.dry_run:
+        A file that was truncated to nothing counts as one that is gone: a full disk leaves such.
+        """
+        doomed = len(set(plan.delete) - self.replaced) + len(self.emptied)
+        if self.manner.dry_run or self._may_remove(doomed):
             return plan
-        if not manner.hold:
-            raise MassDeleteError(len(plan.delete), len(self.known))
-        self.held = len(plan.delete)
-        return replace(plan, delete=())
+        if not self.manner.hold:
+            raise MassDeleteError(doomed, self.known_count, len(self.emptied))
+        self.held = doomed
+        change = tuple(entry for entry in plan.change if entry.path not in self.emptied)
+        return replace(plan, delete=(), change=change)
+
+    def _may_remove(self, count: int) -> bool:
+        """May so many documents go in this run, without being asked about?"""
+        from epicrag.index.sync import is_most
+
+        return self.manner.yes or not is_most(count, self.known_count, self.manner.lately)
 
     def foretell(self, plan: Plan) -> None:
         """Report what the plan would do; whether its content can be read is not yet known."""
@@ -275,7 +352,11 @@ class _Run:
             status: FileStatus = "added" if refusal is None else "unsupported"
             self._report(FileReport(entry.path, status, refusal))
         for entry in plan.change:
-            self._report(FileReport(entry.path, "changed"))
+            if entry.path in self.emptied:
+                reason = "no text in it (its earlier text would be removed from the index)"
+                self._report(FileReport(entry.path, "empty", reason))
+            else:
+                self._report(self._if_outdated(FileReport(entry.path, "changed")))
         for old, entry in plan.rename:
             self._report(self._renamed(old, entry))
         for path in plan.delete:
@@ -328,7 +409,7 @@ class _Run:
         for path in plan.delete:
             self._delete(path, is_reused=bool(plan.add or plan.change))
         for entry in plan.change:
-            self._report(self._try_document(entry, "changed"))
+            self._report(self._if_outdated(self._try_document(entry, "changed")))
         for entry in plan.add:
             self._report(self._try_document(entry, "added"))
         if found and found.web_roots:
@@ -344,11 +425,18 @@ class _Run:
                 report = self._try_document(entry, "renamed")
             self._report(report)
 
+    def _if_outdated(self, report: FileReport) -> FileReport:
+        """Say why a file is read again that has not changed."""
+        if report.status == "changed" and report.path in self.outdated:
+            return replace(report, reason="read anew by a newer epicrag")
+        return report
+
     def _delete(self, path: str, *, is_reused: bool) -> None:
         """Forget a document; its vectors are kept for this run, for what moved and was edited at once."""
         if is_reused:
             self._spare(self.tools.catalog.chunks(path))
         self.tools.catalog.delete_document(path)
+        self.removed += path not in self.replaced
         self._report(self._deleted(path))
 
     def _spare(self, chunks: Sequence[tuple[int, Chunk]]) -> None:
@@ -411,17 +499,24 @@ class _Run:
         return [vectors[chunk.id] for chunk in chunks]
 
     def _unread(self, entry: Entry, unread: Unread) -> FileReport:
-        """A failure keeps the old version answerable; a file that now holds no text takes it away."""
+        """A failure or a limit keeps the old version answerable; a file that now holds no text takes it away,
+        until most of the index would have gone so."""
         reason = unread.reason
-        if entry.path in self.known and unread.status == "failed":
-            reason += " (the version read earlier is kept)"
-        elif entry.path in self.known:
-            self.tools.catalog.delete_document(entry.path)
-            reason += " (its earlier text was removed from the index)"
+        if entry.path not in self.known:
+            return FileReport(entry.path, unread.status, reason)
+        if unread.status in ("failed", "skipped"):
+            return FileReport(entry.path, unread.status, reason + _KEPT)
+        if not self._may_remove(self.removed + 1):
+            self.held += 1
+            reason += f"; most of the index would go{_KEPT}; if that is right: epicrag ingest --yes"
+            return FileReport(entry.path, "failed", reason)
+        self.tools.catalog.delete_document(entry.path)
+        self.removed += 1
+        reason += " (its earlier text was removed from the index)"
         return FileReport(entry.path, unread.status, reason)
 
     def _settle(self) -> None:
-        """Remember which chunk size the documents of these sources were split with."""
+        """Remember which chunk size these sources were split with, and where their names led."""
         catalog, wanted = self.tools.catalog, self.tools.config.chunk_tokens
         sizes = _chunk_sizes(catalog)
         for root in self.found.areas if self.found else ():
@@ -429,6 +524,8 @@ class _Run:
             if _size_at(sizes, root) != wanted:
                 sizes[root] = wanted
         catalog.set_setting("chunk_tokens", json.dumps(sizes))
+        if self.found and self.found.given and not self.held:
+            catalog.set_setting(_GIVEN, json.dumps(_given(catalog) | dict(self.found.given)))
 
     # --- keys and values ---
 
@@ -612,6 +709,7 @@ class _Run:
             notes=tuple(self.notes),
             ignored=self.found.ignored if self.found else 0,
             held=self.held,
+            removed=self.removed,
         )
 
 
@@ -682,6 +780,14 @@ def no_such_path(path: str | Path) -> UsageError:
     return UsageError(f"no such file or folder: {path}", "give a path that exists")
 
 
+def _is_without_bytes(entry: Entry) -> bool:
+    """The digest decides: the size of a page that was not fetched again is 0 too."""
+    try:
+        return entry.size == 0 and entry.digest() == _NO_BYTES
+    except OSError:
+        return False
+
+
 def _is_below(path: str, root: str) -> bool:
     from epicrag.index.sync import is_below
 
@@ -707,6 +813,12 @@ def _room_bytes(folder: Path) -> int:
 def own_keys(catalog: Catalog) -> AbstractSet[str]:
     """Return the KV keys of the engine's own units, as the last run that loaded it left them."""
     return set(json.loads(catalog.setting("kv_own_keys") or "[]"))
+
+
+def _given(catalog: Catalog) -> dict[str, str]:
+    """Return where each name that was given led when it was last ingested."""
+    stored: dict[str, str] = json.loads(catalog.setting(_GIVEN) or "{}")
+    return stored
 
 
 def _chunk_sizes(catalog: Catalog) -> dict[str, int]:

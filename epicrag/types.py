@@ -32,7 +32,7 @@ class Place:
     part: str | None = None
     """What to call the page where it is none: "slide 3", "sheet Sales", "cell 2 – cell 4"."""
     cells: tuple[str, str] | None = None
-    """First and last cell of a sheet, as "A4" and "F17"; None in other formats."""
+    """The corners of the range of a sheet that holds the span, as "A4" and "F17"; None in other formats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class Anchor:
     heading: str | None = None
     part: str | None = None
     cell: str | None = None
+    """A cell of a sheet, "A4", or a range of them, "A4:F4"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ class Document:
     """Sorted by start, not overlapping."""
     meta: Mapping[str, MetaValue] = field(default_factory=dict)
     """What the content says of itself, for filters: lower-case names such as author, date, year, subject."""
+    reading: int = 0
+    """The version of the readers that read it (`connectors.formats.READING`); 0 where that is not known."""
 
     def place(self, start: int, end: int) -> Place:
         """Return the place of `text[start:end]`: page and heading of its start, lines of both ends."""
@@ -100,21 +103,27 @@ def place_of(anchors: Sequence[Anchor], starts: Sequence[int], start: int, end: 
     """`Document.place` for callers who ask often and keep `starts = [a.start for a in anchors]`."""
     if not anchors:
         return Place()
-    first = anchors[max(bisect_right(starts, start) - 1, 0)]
-    last = anchors[max(bisect_right(starts, max(end - 1, start)) - 1, 0)]
-    lines = None
-    if first.line is not None and last.line is not None:
-        lines = (min(first.line, last.line), max(first.line, last.line))
-    cells = None
-    if first.cell is not None and last.cell is not None:
-        cells = (first.cell, last.cell)
+    at = max(bisect_right(starts, start) - 1, 0)
+    within = anchors[at : max(bisect_right(starts, max(end - 1, start)), 1)]
+    first, last = within[0], within[-1]
+    lines = [anchor.line for anchor in within if anchor.line is not None]
+    has_lines = first.line is not None and last.line is not None
     return Place(
         page=first.page,
-        lines=lines,
+        lines=(min(lines), max(lines)) if has_lines else None,
         heading=first.heading,
         part=_part(first.part, last.part),
-        cells=cells,
+        cells=_box(within) if first.cell and last.cell else None,
     )
+
+
+def _box(anchors: Sequence[Anchor]) -> tuple[str, str]:
+    """The corners of the smallest range that holds the cells of all anchors."""
+    names = {name for anchor in anchors if anchor.cell for name in anchor.cell.split(":")}
+    columns = [name.rstrip("0123456789") for name in names]
+    rows = [int(name[len(column) :] or 0) for name, column in zip(names, columns, strict=True)]
+    columns.sort(key=lambda column: (len(column), column))
+    return f"{columns[0]}{min(rows)}", f"{columns[-1]}{max(rows)}"
 
 
 def _part(first: str | None, last: str | None) -> str | None:

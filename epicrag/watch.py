@@ -78,7 +78,7 @@ class Watch:
     def _roots(self) -> list[str]:
         from epicrag.connectors.folder import real
 
-        return [real(os.fspath(path)) for path in self.paths]
+        return list(dict.fromkeys(real(os.fspath(path)) for path in self.paths))
 
     def _changes(self) -> Iterator[set[str]]:
         """Yield what has changed, and an empty set now and then; ends when the watch must begin anew."""
@@ -112,6 +112,9 @@ class Watch:
 
     def _have_roots_changed(self) -> bool:
         """Note single files that changed; return whether a folder was lost, replaced or came back."""
+        if self._roots() != list(self._stats):  # a link leads elsewhere now
+            self._stats = {root: _stat(root) for root in self._roots()}
+            return True
         is_new_folder = False
         for root, before in self._stats.items():
             now = _stat(root)
@@ -164,11 +167,11 @@ class Watch:
     # --- what is said ---
 
     def _tell(self, result: IngestResult, is_sweep: bool) -> None:
-        if deleted := result.counts.get("deleted", 0):
-            self._gone.append((time.monotonic(), deleted))
+        if result.removed:
+            self._gone.append((time.monotonic(), result.removed))
         if result.held and result.held != self._held:
             self._note(
-                f"paused: {result.held:,} documents are gone, most of the index; they are kept. "
+                f"paused: {result.held:,} documents are gone or empty, most of the index; they are kept. "
                 "If their files are to be forgotten: epicrag ingest --yes"
             )
         if is_sweep and self._held and not result.held:

@@ -29,7 +29,7 @@ _UNIT_TOLERANCE = 1e-2  # half-precision embedders are this far from unit length
 
 _DOCUMENT = """
 SELECT documents.row, path, digest, documents.title, media, meta, count(chunks.row),
-       coalesce(sum(n_tokens), 0)
+       coalesce(sum(n_tokens), 0), reading
 FROM documents LEFT JOIN chunks ON document_row = documents.row
 """
 _CHUNK = """
@@ -54,6 +54,8 @@ class DocumentRow:
     meta: dict[str, MetaValue]
     chunks: int
     tokens: int
+    reading: int = 0
+    """See `Document.reading`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -561,8 +563,8 @@ def _meta(text: str) -> dict[str, MetaValue]:
 
 
 def _document(row: tuple[Any, ...]) -> DocumentRow:
-    number, path, digest, title, media, meta, chunks, tokens = row
-    return DocumentRow(number, _decode(path), digest, title, media, _meta(meta), chunks, tokens)
+    number, path, digest, title, media, meta, *rest = row
+    return DocumentRow(number, _decode(path), digest, title, media, _meta(meta), *rest)
 
 
 def _chunk(columns: Sequence[Any]) -> Chunk:
@@ -587,13 +589,14 @@ def _put(
     _check_dim(connection, windows)
     connection.execute("DELETE FROM documents WHERE path = ?", (_encode(document.path),))
     row = connection.execute(
-        "INSERT INTO documents (path, digest, title, media, meta) VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO documents (path, digest, title, media, meta, reading) VALUES (?, ?, ?, ?, ?, ?)",
         (
             _encode(document.path),
             document.digest,
             document.title,
             document.media,
             json.dumps(dict(document.meta), ensure_ascii=False, sort_keys=True),
+            document.reading,
         ),
     ).lastrowid
     assert row is not None

@@ -31,6 +31,8 @@ class Database:
 
     def __init__(self, file: Path, connection: sqlite3.Connection) -> None:
         self.file = file
+        self._place = file.absolute()  # the process may change its folder
+        self._inode = _inode(self._place)
         self._connection = connection
         self._mutex = threading.RLock()
         self._depth = 0  # of transactions: a snapshot may be opened inside another
@@ -57,6 +59,16 @@ class Database:
     def close(self) -> None:
         with self._mutex:
             self._connection.close()
+
+    def refuse_removed(self) -> None:
+        """IndexEmptyError where the file has been removed or replaced since: what is written to it is lost."""
+        with translated(self.file):
+            is_there = _inode(self._place) == self._inode
+        if not is_there:
+            raise IndexEmptyError(
+                f"the index at {self.file.parent} was removed or replaced while it was in use",
+                "run `epicrag ingest PATH` to make it anew; what was in it is lost",
+            )
 
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of one query: a consistent answer, whoever writes meanwhile."""
@@ -112,9 +124,11 @@ class Database:
         """One transaction: all of it or, on any error, nothing.
 
         LockedError where another process writes: after some seconds or, without `wait`, at once.
+        IndexEmptyError where the file is no longer there.
         """
         with self._mutex, translated(self.file):
             assert not self._depth, "a snapshot only reads"
+            self.refuse_removed()
             self._begin(wait)
             try:
                 yield self._connection
@@ -173,15 +187,23 @@ def _translation(error: sqlite3.Error, file: Path) -> EpicragError | None:
     if code == sqlite3.SQLITE_FULL:
         return DeviceError(
             f"the disk is full: nothing more can be written to {file}",
-            "free some space and run it again; the index is as it was before",
+            "free some space and run it again: what was added before stays, and the next run goes on",
         )
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR):
         return UsageError(
             f"the index at {file.parent} cannot be used: {error}",
             "check that the folder can be written to and the disk is well, or choose another"
-            " with --index; what is stored is as it was before",
+            " with --index; what was stored before stays",
         )
     return None
+
+
+def _inode(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _holds_anything(file: Path) -> bool:

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from epicrag.types import MetaValue
 
 Value = str | int | float | bool
+_MOST_BITS = 1000  # a float holds numbers of 1,023 bits
 
 CHUNK_FIELDS = frozenset({"page", "heading", "part"})
 DOCUMENT_FIELDS = frozenset({"path", "name", "ext", "media", "title"})
@@ -71,12 +72,19 @@ def known_fields(documents: Iterable[Facts]) -> frozenset[str]:
     return FIELDS | named | ({"year"} if "date" in named else set())
 
 
-def _values(value: MetaValue | None) -> tuple[Value, ...]:
-    if value is None:
-        return ()
-    return value if isinstance(value, tuple) else (value,)
+def _values(value: object) -> tuple[Value, ...]:
+    """Return one value or several; what is none, as in the metadata of other programs, is left out."""
+    several = value if isinstance(value, tuple | list) else (value,)
+    return tuple(one for one in several if _is_value(one))
+
+
+def _is_value(value: object) -> bool:
+    """An integer of thousands of digits is none: neither `float` nor `str` takes it."""
+    if isinstance(value, int):
+        return value.bit_length() <= _MOST_BITS
+    return isinstance(value, str | float)
 
 
 def _year(date: MetaValue | None) -> tuple[Value, ...]:
-    is_dated = isinstance(date, str) and date[:4].isdigit()
-    return (int(str(date)[:4]),) if is_dated else ()
+    year = date[:4] if isinstance(date, str) else ""
+    return (int(year),) if year.isascii() and year.isdecimal() else ()

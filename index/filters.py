@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from math import isfinite
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from epicrag.errors import UsageError
@@ -204,12 +205,14 @@ def _tails(path: str) -> list[str]:
 
 
 def _number(value: Value) -> float | None:
+    """Return what compares as a number; None for what a float cannot hold, NaN and infinity too."""
     if isinstance(value, bool):
         return None
     try:
-        return float(value)
-    except ValueError:
+        number = float(value)
+    except (ValueError, OverflowError):
         return None
+    return number if isfinite(number) else None
 
 
 def _text(value: Value) -> str:

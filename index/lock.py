@@ -36,17 +36,19 @@ class WriterLock:
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
-        with translated(self._file):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            self._lock(descriptor)
+        while self._descriptor is None:
             with translated(self._file):
-                _sign(descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._descriptor = descriptor
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                self._lock(descriptor)
+                with translated(self._file):
+                    if _is_still(self._file, descriptor):
+                        _sign(descriptor)
+                        self._descriptor = descriptor
+            finally:
+                if self._descriptor is None:
+                    os.close(descriptor)
         return self
 
     def __exit__(
@@ -90,6 +92,14 @@ def owner(folder: Path) -> str | None:
     finally:
         os.close(descriptor)
     return None
+
+
+def _is_still(file: Path, descriptor: int) -> bool:
+    """Return whether the file that is locked is the one of that name: else another may be locked as well."""
+    try:
+        return os.path.samestat(os.stat(file), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _sign(descriptor: int) -> None:

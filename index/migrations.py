@@ -160,6 +160,13 @@ MIGRATIONS = (
         INSERT INTO history SELECT generation, stamp FROM state;
         """,
     ),
+    Migration(
+        "0008_reading",
+        """
+        -- The version of the readers that made a document: what an older one made is read again.
+        ALTER TABLE documents ADD COLUMN reading INTEGER NOT NULL DEFAULT 0;
+        """,
+    ),
 )
 
 

@@ -77,13 +77,13 @@ def plan(
     )
 
 
-def is_mass_delete(plan: Plan, known: int, lately: int = 0) -> bool:
-    """Return whether a plan forgets most of an index of `known` documents: a lost disk looks so.
+def is_most(doomed: int, known: int, lately: int = 0) -> bool:
+    """Return whether so many documents are most of an index of `known`: a lost disk looks so.
 
     `lately` were forgotten a moment ago, as part of the same loss.
     """
-    doomed = len(plan.delete) + lately
-    return bool(plan.delete) and doomed > 1 and 2 * doomed > known + lately
+    gone = doomed + lately
+    return doomed > 0 and gone > 1 and 2 * gone > known + lately
 
 
 def above(path: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from epicrag.connectors.csv_table import parse_csv, parse_tsv
 from epicrag.connectors.split import split
+from epicrag.types import Document
 
 
 def rows_of(parsed: Any) -> list[tuple[str, int | None]]:
@@ -177,3 +178,21 @@ def test_every_cell_is_in_the_text_at_its_line(rows: list[list[str]], delimiter:
 def test_nothing_raises_and_no_letter_is_lost(text: str):
     parsed = parse_csv(text)
     assert parsed.text.count("a") >= text.count("a")
+
+
+def test_cell_of_many_lines_is_cited_by_the_line_each_piece_is_on():
+    body = "\n".join(f"tok{at}" for at in range(40))
+    source = f'id,"the\nhead",note\n1,"{body}",end\n2,"\n\n","x\ny"\n'
+    answer = parse_csv(source)
+    document = Document("/d", answer.text, "", anchors=answer.anchors)
+    for word, line in (("head", 2), ("tok0", 3), ("tok17", 20), ("tok39", 42), ("end", 42)):
+        at = answer.text.index(word)
+        assert document.place(at, at + len(word)).lines == (line, line), word
+    assert document.place(answer.text.index("tok9"), len(answer.text)).lines == (12, 46)
+
+
+def test_row_of_empty_cells_under_a_wide_head_is_read_in_good_time():
+    source = "a" + "," * 60_000 + "\n" + "1\n" * 20_000
+    start = time.process_time()
+    assert parse_csv(source).text.startswith("a")
+    assert time.process_time() - start < 20

@@ -31,7 +31,7 @@ def test_records_of_an_array_are_blocks_with_their_lines():
         "\n\n"
     )
     assert line_at(parsed, "name: Grace") == 9
-    assert line_at(parsed, "born.year") == 5
+    assert line_at(parsed, "born.year") == 4
 
 
 def test_escapes_become_characters():
@@ -197,3 +197,13 @@ def test_nothing_raises_and_nothing_readable_is_dropped(text: str):
         )
         if "x" in text:
             assert "x" in parsed.text
+
+
+def test_key_above_its_value_and_every_line_of_a_list_are_cited():
+    source = '[{"key":\n  "value", "list": [\n "one",\n "two"], "empty":\n {}}]'
+    parsed = parse_json(source)
+    assert parsed.text == "key: value\nlist: one, two\nempty: {}"
+    document = Document("/d", parsed.text, "", anchors=parsed.anchors)
+    for word, line in (("key", 1), ("value", 2), ("list", 2), ("one", 3), ("two", 4), ("empty", 4)):
+        at = parsed.text.index(word)
+        assert document.place(at, at + len(word)).lines == (line, line), word

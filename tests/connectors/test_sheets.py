@@ -131,3 +131,15 @@ def test_passages_are_cited_by_first_and_last_cell(words):
 def test_a_column_filled_late_is_not_lost():
     lines: list[list[Value]] = [["a", "b"], *[[at, at] for at in range(400)], [1, 2, 3]]
     assert written(*lines).text().endswith("1 | 2 | 3")
+
+
+def test_cells_of_a_passage_are_the_range_that_holds_them_all():
+    draft = written(
+        ["x", "y", "z", "v"], *[["a", 2, None, 4] if at % 2 else [None, 2, 3] for at in range(20)]
+    )
+    document = Document("/d", draft.text(), "", anchors=draft.anchors())
+    lines = draft.text().split("\n")
+    start = len("\n".join(lines[:3])) + 1
+    assert document.place(start, start + len(lines[3])).cells == ("B4", "D4")
+    assert document.place(start, start + len(lines[3]) + 3).cells == ("A4", "D5")
+    assert document.place(start, start + 1).cells == ("B4", "D4")

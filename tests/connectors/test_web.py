@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import gzip
+import socket
 import threading
 import time
+import tracemalloc
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from epicrag.connectors import wire
 from epicrag.connectors.base import Limits
 from epicrag.connectors.fetch import Fetcher, Manners, NoPage, Page, Same, normal
+from epicrag.connectors.inflate import unpack
 from epicrag.connectors.sitemap import parse_sitemap
 from epicrag.connectors.web import Web, as_root
 from epicrag.types import Document, Origin, Unread
@@ -26,6 +31,8 @@ class Reply:
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     wait: float = 0.0
+    drip: str = ""
+    """Whether the "head" or the "body" comes byte by byte."""
 
 
 class Site:
@@ -45,6 +52,8 @@ class Site:
                 site.seen.append(dict(self.headers))
                 reply = site.pages.get(self.path, Reply(b"no such page", 404))
                 time.sleep(reply.wait)
+                if reply.drip:
+                    return self.drip(reply)
                 etag = reply.headers.get("ETag")
                 same = etag is not None and self.headers.get("If-None-Match") == etag
                 self.send_response(304 if same else reply.status)
@@ -54,6 +63,19 @@ class Site:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def drip(self, reply: Reply) -> None:
+                head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nX-A: " + b"a" * 400
+                self.wfile.write(head[:40])
+                slow = head[40:] if reply.drip == "head" else reply.body
+                if reply.drip == "body":
+                    self.wfile.write(head[40:] + b"\r\n\r\n")
+                try:
+                    for n in range(200):
+                        self.wfile.write(slow[n : n + 1])
+                        time.sleep(0.02)
+                except OSError:
+                    pass
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -249,13 +271,256 @@ def test_another_host_has_its_own_rules(site):
         other.close()
 
 
-def test_from_the_web_nothing_leads_into_a_private_network(site, monkeypatch):
-    monkeypatch.setattr("epicrag.connectors.fetch._is_private", lambda host: host == "127.0.0.1")
-    fetcher = Fetcher(QUICK, Limits(), ("http://public.example/",))
-    found = fetcher.get(site.url + "/a")
-    fetcher.close()
+@pytest.fixture
+def public(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a host that stands here, and is taken for one on the internet."""
+    monkeypatch.setattr(wire, "_private", lambda roots: frozenset(["public.test"]))
+    find = wire._addresses
+    monkeypatch.setattr(
+        wire, "_addresses", lambda host: find("127.0.0.1" if host == "public.test" else host)
+    )
+    return "http://public.test"
+
+
+def get(url: str, manners: Manners = QUICK, trusted: tuple[str, ...] = (), **limits):
+    fetcher = Fetcher(manners, Limits(**limits), trusted)
+    try:
+        return fetcher.get(url)
+    finally:
+        fetcher.close()
+
+
+def test_from_the_web_nothing_leads_into_a_private_network(site):
+    site.html("/a", "secret")
+    found = get(site.url + "/a")
     assert isinstance(found, NoPage) and "private network" in found.reason
-    assert site.asked == []
+    assert found.kind == "skipped" and site.asked == []
+    assert isinstance(get(site.url + "/a", trusted=(site.url + "/b",)), Page)
+    assert isinstance(get(site.url + "/a", trusted=("http://10.1.2.3/",)), NoPage)
+
+
+@pytest.mark.parametrize("moved", ["/robots.txt", "/a"])
+def test_no_hop_of_any_request_leads_into_a_private_network(site, public, moved):
+    inner = Site()
+    try:
+        inner.html("/secret", "secret")
+        site.html("/a", "a")
+        site.move(moved, inner.url + "/secret")
+        found = get(f"{public}:{site.server.server_address[1]}/a")
+        assert isinstance(found, NoPage) and "private network" in found.reason
+        assert inner.asked == []
+    finally:
+        inner.close()
+
+
+def test_a_name_that_turns_private_after_it_was_checked_is_not_connected_to(site, monkeypatch):
+    site.html("/a", "secret")
+    real, asked = socket.getaddrinfo, []
+
+    def turning(host, *args, **kwargs):
+        if host != "turning.test":
+            return real(host, *args, **kwargs)
+        asked.append(host)
+        return real("93.184.216.34" if len(asked) == 1 else "127.0.0.1", *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", turning)
+    url = site.url.replace("127.0.0.1", "turning.test") + "/a"
+    found = get(url, trusted=(url,))
+    assert isinstance(found, NoPage) and "private network" in found.reason
+    assert len(asked) == 2 and site.asked == []
+
+
+def test_a_name_is_connected_to_by_the_number_that_was_checked(monkeypatch):
+    connected = []
+
+    def connects(address, *args, **kwargs):
+        connected.append(address[0])
+        raise OSError("no way there")
+
+    def finds(host, port, *args, **kwargs):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", port or 0))]
+
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(socket, "getaddrinfo", finds)
+    monkeypatch.setattr(socket, "create_connection", connects)
+    assert isinstance(get("http://turning.test/a"), NoPage)
+    assert connected == ["93.184.216.34"]
+
+
+def test_a_name_that_cannot_be_looked_up_is_not_asked(monkeypatch):
+    def fails(host, *args, **kwargs):
+        raise socket.gaierror("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fails)
+    for name in ("HTTP_PROXY", "ALL_PROXY", "http_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        found = get("http://nowhere.test/a")
+        assert isinstance(found, NoPage) and "cannot be looked up" in found.reason
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    found = get("http://nowhere.test/a")
+    assert isinstance(found, NoPage) and "cannot be looked up" in found.reason
+
+
+def test_a_proxy_of_the_environment_is_used_but_not_to_a_private_network(site, monkeypatch):
+    site.pages["http://93.184.216.34/robots.txt"] = Reply(status=404)
+    site.html("http://93.184.216.34/a", "by proxy")
+    monkeypatch.setenv("http_proxy", site.url)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    found = get("http://93.184.216.34/a")
+    assert isinstance(found, Page) and b"by proxy" in found.data
+    n_asked = len(site.asked)
+    assert isinstance(get("http://10.0.0.1/a"), NoPage) and len(site.asked) == n_asked
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1::1", True),
+        ("64:ff9b::5db8:d822", True),
+        ("64:ff9b::7f00:1", False),
+        ("::ffff:127.0.0.1", False),
+        ("::127.0.0.1", False),
+        ("2002:7f00:1::", False),
+        ("169.254.169.254", False),
+        ("100.64.1.1", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("fe80::1", False),
+        ("::1", False),
+    ],
+)
+def test_which_addresses_are_out_on_the_internet(address, public):
+    assert wire.is_public(address) == public
+
+
+PACKED = {
+    "gzip": gzip.compress,
+    "X-GZIP": gzip.compress,
+    "deflate": zlib.compress,
+    "identity, deflate": lambda data: zlib.compress(data)[2:-4],
+    "identity": bytes,
+}
+
+
+@pytest.mark.parametrize("packing", PACKED)
+def test_one_layer_of_packing_is_unpacked(site, packing):
+    text = b"<p>words that were packed</p>" * 9_000
+    site.pages["/a"] = Reply(PACKED[packing](text), 200, {"Content-Encoding": packing})
+    found = get(site.url + "/a", trusted=(site.url,))
+    assert isinstance(found, Page) and found.data == text
+    assert site.seen[-1]["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("packing", ["gzip, gzip", "gzip,deflate", "br", "zstd", "gzip;q=1"])
+def test_any_other_packing_is_refused(site, packing):
+    body = gzip.compress(gzip.compress(b"a" * 1_000_000))
+    site.pages["/a"] = Reply(body, 200, {"Content-Encoding": packing})
+    found = get(site.url + "/a", trusted=(site.url,))
+    assert isinstance(found, NoPage) and "packed as" in found.reason and found.kind == "failed"
+
+
+def test_what_unpacks_to_too_much_is_never_unpacked(site):
+    site.pages["/a"] = Reply(gzip.compress(bytes(64 << 20)), 200, {"Content-Encoding": "gzip"})
+    tracemalloc.start()
+    try:
+        found = get(site.url + "/a", trusted=(site.url,), max_file_bytes=1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+        bomb = gzip.compress(b"<urlset>" + bytes(64 << 20))
+        tracemalloc.reset_peak()
+        parse_sitemap(bomb, 1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert isinstance(found, NoPage) and "--max-file-mb" in found.reason
+
+
+def test_packing_is_read_wherever_it_is_cut():
+    text = b"one two three " * 20_000
+    packed = gzip.compress(text[:99_999]) + gzip.compress(text[99_999:]) + b"\0\0"
+    for size in (1, 777):
+        pieces = [packed[n : n + size] for n in range(0, len(packed), size)]
+        assert unpack(pieces, "gzip", 1 << 20) == (text, True)
+    assert unpack([packed], "gzip", 10) == (text[:10], False)
+    for damaged in (packed[:300], b"\x1f\x8bgarbage", b"words"):
+        with pytest.raises(ValueError, match="packed"):
+            unpack([damaged], "gzip", 1 << 20)
+
+
+@pytest.mark.parametrize("delay", ["86400", "9" * 400, "9" * 5_000, "99999999999999"])
+def test_a_host_that_asks_for_a_pause_longer_than_the_run_is_left(site, delay):
+    site.pages["/robots.txt"] = Reply(f"User-agent: *\nCrawl-delay: {delay}\n".encode())
+    site.html("/a", "a")
+    known = (Origin(site.url + "/a", site.url + "/a", site.url + "/a"),)
+    found, texts = look(site, "/a", known=known)
+    assert texts == {} and site.asked == ["/robots.txt"]
+    assert found.spare == {site.url + "/a"}
+    assert reasons(site, found)["/a"][1]
+
+
+def test_an_error_that_nobody_thought_of_costs_its_page(site, monkeypatch):
+    site.html("/a", "a")
+    site.html("/b", "b")
+    request = Fetcher._request
+
+    def fails(self, url, known):
+        if url.endswith("/a"):
+            raise RuntimeError("odd")
+        return request(self, url, known)
+
+    monkeypatch.setattr(Fetcher, "_request", fails)
+    found, texts = look(site, "/a", "/b")
+    assert list(texts) == ["/b"] and "odd" in reasons(site, found)["/a"][1]
+
+
+@pytest.mark.parametrize("where", ["head", "body"])
+@pytest.mark.parametrize("path", ["/robots.txt", "/a"])
+def test_a_server_that_drips_is_left_in_time(site, path, where):
+    site.html("/a", "a")
+    site.pages[path] = Reply(b"#" * 1_000, drip=where)
+    began = time.monotonic()
+    found = get(site.url + "/a", trusted=(site.url,), max_file_seconds=0.3)
+    assert isinstance(found, NoPage) and found.kind == "failed"
+    assert "--max-file-seconds" in found.reason
+    found = get(site.url + "/a", Manners(delay=0, max_seconds=0.3), (site.url,))
+    assert isinstance(found, NoPage)
+    assert found.kind == "left" or path == "/robots.txt"
+    assert time.monotonic() - began < 4
+
+
+def test_robots_that_are_long_are_obeyed_as_far_as_they_are_read(site):
+    rules = b"User-agent: *\nDisallow: /private\n" + b"# padding\n" * 60_000 + b"Disallow: /a"
+    site.pages["/robots.txt"] = Reply(rules)
+    site.html("/a", "a")
+    site.html("/private", "private")
+    found, texts = look(site, "/a", "/private")
+    assert list(texts) == ["/a"] and reasons(site, found)["/private"][0] == "skipped"
+
+
+def test_roots_count_as_addresses_too(site):
+    for name in "abc":
+        site.html(f"/{name}", name)
+    known = (Origin(site.url + "/c", site.url + "/c", site.url + "/c"),)
+    manners = Manners(delay=0, max_addresses=2)
+    found, texts = look(site, "/a", "/b", "/c", known=known, manners=manners)
+    assert list(texts) == ["/a", "/b"] and "/c" not in site.asked
+    assert found.spare == {site.url + "/c"}
+    assert "max_addresses" in reasons(site, found)["/c"][1]
+
+
+def test_what_two_roots_lead_to_is_fetched_once(site):
+    site.html("/a", "a")
+    site.html("/b", "b")
+    site.move("/old", "/b")
+    site.sitemap("/one.xml", "/a", "/old")
+    site.sitemap("/two.xml", "/a", "/b")
+    site.sitemap("/all.xml", "/one.xml", "/two.xml", kind="sitemapindex", item="sitemap")
+    found, texts = look(site, "/a", "/one.xml", "/two.xml", "/all.xml")
+    assert sorted(texts) == ["/a", "/b"]
+    assert len(site.asked) == len(set(site.asked))
+    roots = {path: {o.root for o in found.origins if o.path == site.url + path} for path in texts}
+    assert {path: len(of) for path, of in roots.items()} == {"/a": 4, "/b": 3}
 
 
 @pytest.mark.parametrize(

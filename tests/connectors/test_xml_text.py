@@ -11,7 +11,7 @@ import pytest
 from epicrag.connectors.base import Parsed
 from epicrag.connectors.read import read
 from epicrag.connectors.xml_text import parse_xml
-from epicrag.types import Unread
+from epicrag.types import Document, Unread
 
 
 def parse(xml: str) -> Parsed:
@@ -44,10 +44,10 @@ FACTBOOK = """<?xml version="1.0" encoding="UTF-8"?>
 def test_elements_alike_are_records():
     parsed = parse(FACTBOOK)
     assert parsed.text == (
-        "name: Trinidad & Tobago\ncapital: Port of Spain\nhead.of.state: Christine Kangaloo\n\n"
+        "code: TT\nname: Trinidad & Tobago\ncapital: Port of Spain\nhead.of.state: Christine Kangaloo\n\n"
         "name: Fiji\ncapital: Suva"
     )
-    assert [line for line, _ in lines_of(parsed)] == [4, 5, 7, 10]
+    assert [line for line, _ in lines_of(parsed)] == [3, 4, 5, 7, 10]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-16-le"])
@@ -145,3 +145,25 @@ def test_text_between_elements_of_a_long_one_is_kept():
     assert all(f"between {n}" in parsed.text for n in range(10))
     assert parsed.text.startswith("first") and parsed.text.endswith("last")
     assert parsed.text.count("word") == 2_000
+
+
+def test_text_over_many_lines_is_cited_by_the_line_each_piece_is_on():
+    body = "\n".join(f"tok{at}" for at in range(40))
+    source = (
+        f"<root>\n<p>{body}</p>\n<item><a>{body.replace('tok', 'key')}</a></item><item/></root>"
+    )
+    parsed = parse_xml(source)
+    assert isinstance(parsed, Parsed)
+    document = Document("/d", parsed.text, "", anchors=parsed.anchors)
+    for word, line in (("tok0", 2), ("tok17", 19), ("tok39", 41), ("key0", 42), ("key39", 81)):
+        at = parsed.text.index(word)
+        assert document.place(at, at + len(word)).lines == (line, line), word
+
+
+def test_attributes_of_data_are_read_and_those_of_layout_are_not():
+    source = '<shop><item id="SKU-1" width="3"><name>Pan</name></item><item id="SKU-2" /></shop>'
+    parsed = parse_xml(source)
+    assert isinstance(parsed, Parsed)
+    assert "id: SKU-1" in parsed.text
+    assert "id: SKU-2" in parsed.text
+    assert "width" not in parsed.text

@@ -215,6 +215,69 @@ def test_losing_most_of_the_files_is_refused_until_somebody_says_yes(museum):
     assert "4471" not in museum.found("door code 4471")
 
 
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_files_that_were_emptied_count_as_lost(bench, text):
+    for n in range(6):
+        bench.write(f"{n}.txt", f"number{n} words")
+    bench.ingest()
+    for n in range(6):
+        bench.write(f"{n}.txt", text)
+    if text:  # known only by reading: half of them go, and no more
+        result = bench.ingest()
+        assert result.counts == {"empty": 3, "failed": 3} and (result.removed, result.held) == (
+            3,
+            3,
+        )
+        assert "--yes" in next(r.reason for r in result.files if r.status == "failed")
+    else:
+        assert bench.ingest(dry_run=True).counts == {"empty": 6}
+        with pytest.raises(MassDeleteError, match=r"6 of the 6 .* empty"):
+            bench.ingest()
+    assert "number5" in bench.found("number5 words")
+    bench.ingest(yes=True)
+    with bench.open() as pipeline:
+        assert pipeline.catalog.counts().documents == 0
+
+
+def test_files_that_are_gone_and_files_that_are_empty_are_one_loss(bench):
+    for n in range(6):
+        bench.write(f"{n}.txt", f"number{n} words")
+    bench.ingest()
+    for n in range(2):
+        (bench.docs / f"{n}.txt").unlink()
+        bench.write(f"{n + 2}.txt", "")
+    with pytest.raises(MassDeleteError):
+        bench.ingest()
+
+
+@pytest.mark.parametrize("setting", [{"max_file_mb": 1}, {"max_chars": 10}])
+def test_a_known_file_that_is_over_a_limit_now_keeps_its_old_version(bench, setting):
+    bench.write("long.txt", "4471")
+    bench.ingest()
+    bench.write("long.txt", "many words " * 120_000)
+    with bench.open(**setting) as pipeline:
+        (report,) = pipeline.ingest([bench.docs]).files
+    assert report.status == "skipped" and "kept" in report.reason
+    assert "4471" in bench.found("4471")
+
+
+def test_what_older_readers_read_is_read_again_and_computes_nothing(museum, monkeypatch):
+    from epicrag.connectors import formats, read
+
+    newer = formats.READING + 1
+    for room in (formats, read):
+        monkeypatch.setattr(room, "READING", newer)
+    museum.embedder.embedded.clear()
+    museum.engine.compiled.clear()
+    for dry_run in (True, False):
+        result = museum.ingest(dry_run=dry_run)
+        assert {(r.status, r.reason) for r in result.files} == {
+            ("changed", "read anew by a newer epicrag")
+        }
+    assert (museum.embedder.embedded, museum.engine.compiled) == ([], [])
+    assert museum.ingest().counts == {"unchanged": 3}
+
+
 def test_a_dry_run_tells_the_plan_and_writes_nothing(bench):
     bench.write("a.txt", "some words")
     bench.write("b.png", "no picture")

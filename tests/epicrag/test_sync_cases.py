@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from epicrag.errors import DeviceError, LockedError, UsageError
 from epicrag.index.catalog import Catalog
 from epicrag.index.lock import WriterLock
+from epicrag.ingest import MassDeleteError
 
 WORDS = "the passcode of the north gate is 4471"
 
@@ -249,6 +251,76 @@ def test_a_dry_run_says_why_a_file_would_not_be_read_and_what_would_go(museum):
     assert "image" in reasons(result)["picture.png"]
     assert statuses(result)["museum.txt"] == "deleted"
     assert (result.ignored, result.dry_run) == (0, True)
+
+
+@pytest.fixture
+def current(bench):
+    """A link to the first of two versions, ingested: most of the second is as it was."""
+    for version in ("v1", "v2"):
+        bench.write(f"{version}/same.txt", "same words in both")
+        bench.write(f"{version}/{version}.txt", "moved words in both")
+        bench.write(f"{version}/edited.txt", f"passcode {version}")
+    link = bench.docs / "current"
+    link.symlink_to("v1")
+    assert bench.ingest(link).counts == {"added": 3}
+    return link
+
+
+def switch(link: Path, target: str) -> None:
+    link.unlink()
+    link.symlink_to(target)
+
+
+def paths_in(bench) -> set[str]:
+    with Catalog.open(bench.config.index) as catalog:
+        return {row.path.removeprefix(f"{bench.docs}/") for row in catalog.documents()}
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_link_that_was_switched_leaves_no_old_text(bench, current, is_removed):
+    forget(bench)
+    switch(current, "v2")
+    if is_removed:
+        shutil.rmtree(bench.docs / "v1")
+    assert bench.ingest(current, dry_run=True).counts == {"renamed": 2, "deleted": 1, "added": 1}
+    assert bench.ingest(current).counts == {"renamed": 2, "deleted": 1, "added": 1}
+    assert computed(bench) == (1, 1)
+    assert paths_in(bench) == {"v2/same.txt", "v2/v2.txt", "v2/edited.txt"}
+    assert "passcode v1" not in bench.found("passcode v1")
+    assert bench.ingest(current).counts == {"unchanged": 3}
+
+
+def test_what_is_replaced_by_a_switched_link_needs_no_yes(bench, current):
+    for name in ("same", "v2", "edited"):
+        bench.write(f"v2/{name}.txt", f"all new {name}")
+    (bench.docs / "v2" / "v2.txt").rename(bench.docs / "v2" / "v1.txt")
+    switch(current, "v2")
+    assert bench.ingest(current).counts == {"deleted": 3, "added": 3}
+
+
+def test_a_switched_link_to_less_than_half_is_asked_about(bench, current):
+    (bench.docs / "v3").mkdir()
+    switch(current, "v3")
+    with pytest.raises(MassDeleteError):
+        bench.ingest(current)
+    assert len(paths_in(bench)) == 3
+    assert bench.ingest(current, yes=True).counts == {"deleted": 3}
+
+
+def test_what_another_name_leads_to_stays_when_a_link_is_switched(bench, current):
+    bench.ingest(bench.docs / "v1")
+    switch(current, "v2")
+    bench.ingest(current)
+    assert len(paths_in(bench)) == 6
+
+
+def test_a_link_that_leads_nowhere_for_now_loses_nothing(bench, current):
+    switch(current, "later")
+    bench.ingest(current)
+    assert len(paths_in(bench)) == 3
+    switch(current, "v2")
+    bench.ingest(current)
+    assert paths_in(bench) == {"v2/same.txt", "v2/v2.txt", "v2/edited.txt"}
 
 
 # --- what fails ---

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from epicrag import watch as module
-from epicrag.errors import UsageError
+from epicrag.errors import IndexEmptyError, UsageError
 from epicrag.index.catalog import Catalog
 from epicrag.index.lock import WriterLock
 from epicrag.ingest import Event, Manner
@@ -193,6 +193,16 @@ def test_losing_them_one_after_another_is_one_loss(bench):
         assert len(follower.known()) == 4
 
 
+def test_emptying_most_of_the_files_pauses_too(bench):
+    for n in range(8):
+        bench.write(f"{n}.txt", f"number {n}")
+    with following(bench) as follower:
+        for n in range(8):
+            bench.write(f"{n}.txt", "")
+        follower.until(lambda: "paused" in follower.notes())
+        assert len(follower.known()) >= 4
+
+
 def test_with_yes_they_are_forgotten(museum):
     with following(museum, yes=True) as follower:
         shutil.rmtree(museum.docs / "sub")
@@ -240,3 +250,30 @@ def test_a_sweep_finds_what_was_never_told(museum, monkeypatch):
 def test_addresses_cannot_be_watched(bench):
     with bench.open() as pipeline, pytest.raises(UsageError, match="cannot be watched"):
         pipeline.watch(["https://docs.example/"], Manner(), lambda event: None)
+
+
+def test_a_link_is_followed_where_it_leads_now(bench):
+    bench.write("v1/a.txt", "first words")
+    bench.write("v2/a.txt", "second words")
+    link = bench.docs / "current"
+    link.symlink_to("v1")
+    with following(bench, link) as follower:
+        draft = bench.docs / "draft"
+        draft.symlink_to("v2")
+        os.replace(draft, link)
+        follower.until(lambda: follower.known() == {"a.txt": "second words"})
+        bench.write("v2/b.txt", "later words")
+        follower.until(lambda: "b.txt" in follower.known())
+
+
+def test_an_index_that_is_removed_ends_the_watch(museum):
+    follower = Follower(museum)
+    follower.thread.start()
+    follower.until(lambda: "watching" in follower.notes())
+    shutil.rmtree(museum.config.index)
+    museum.write("new.txt", "brand new words")
+    follower.thread.join(PATIENCE)
+    assert isinstance(follower.error, IndexEmptyError)
+    assert "removed" in follower.error.message
+    assert ("new.txt", "added") not in follower.said()
+    assert not museum.config.index.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -225,3 +226,15 @@ def test_folder_of_any_name_can_hold_an_index(tmp_path):
     assert (folder / FILE_NAME).exists()
     with Catalog.open(folder) as catalog:
         assert catalog.setting("x") == "1"
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_nothing_is_written_to_a_file_that_was_removed(tmp_path, is_replaced):
+    file = tmp_path / "index" / "catalog.sqlite"
+    opened = database.Database.open(file, create=True)
+    shutil.rmtree(file.parent)
+    if is_replaced:
+        database.Database.open(file, create=True).close()
+    with pytest.raises(IndexEmptyError, match="removed or replaced"), opened.writing():
+        pass
+    opened.close()

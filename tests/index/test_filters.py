@@ -189,3 +189,32 @@ def test_a_document_is_judged_without_its_chunks_only_where_they_cannot_matter(t
     by_chunk = {root.test(replace(FACTS, page=p, heading=h)) for p, h in places}
     assert None not in by_chunk
     assert verdict is None or by_chunk == {verdict}
+
+
+ODD = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**400, -(10**4000), 2**1023])
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["nan", "inf", "9" * 400, "1e999", "²²²²-01", "٢٠٢٠", "2020-13-99"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
+    max_leaves=4,
+)
+
+
+@pytest.mark.parametrize("field", ["year", "date", "x"])
+@given(value=ODD, wanted=st.sampled_from(["2020", "2020-01", "nan", "inf", "1e999", "a*"]))
+def test_no_metadata_of_one_document_breaks_a_filter_for_all(field: str, value, wanted: str):
+    value = tuple(value) if isinstance(value, list) else value
+    facts = replace(FACTS, meta={field: value})
+    for operator in ("=", "!=", "<", "<=", ">", ">=", "~", "!~"):
+        for asked in {field, "year"}:
+            assert parse_filter(f"{asked}{operator}{wanted}").root.test(facts) in (True, False)
+
+
+def test_what_no_float_holds_compares_as_text():
+    facts = replace(FACTS, meta={"title2": "NaN", "size": "inf", "year": 10**400})
+    for text in ("title2=nan", "size=inf", "not year>=2020", "not year=1e999"):
+        assert parse_filter(text).root.test(facts), text

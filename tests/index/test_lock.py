@@ -96,3 +96,20 @@ def test_unreadable_owner_is_no_reason_to_fail(tmp_path, content):
 def test_folder_that_cannot_be_written_to_is_said(tmp_path, read_only):
     with pytest.raises(EpicragError, match="cannot be used"), WriterLock(read_only(tmp_path)):
         pass
+
+
+def test_a_lock_file_that_was_removed_while_waiting_locks_nothing(tmp_path):
+    """Two writers would be inside at once: one of the removed file, one of the new."""
+    first = WriterLock(tmp_path)
+    first.__enter__()
+
+    def remove(_: str) -> None:  # called while the second waits
+        (tmp_path / FILE_NAME).unlink()
+        first.__exit__(None, None, None)
+
+    with (
+        WriterLock(tmp_path, wait_seconds=5, say=remove),
+        pytest.raises(LockedError),
+        WriterLock(tmp_path),
+    ):
+        pass

@@ -9,7 +9,7 @@ import pytest
 
 from epicrag.connectors.base import Limits
 from epicrag.connectors.folder import File, file_digest
-from epicrag.index.sync import Plan, above, is_mass_delete, plan
+from epicrag.index.sync import Plan, above, is_most, plan
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_file_that_cannot_be_read_is_left_to_the_reader_to_report(tree):
     [(0, 0, False), (1, 1, False), (2, 2, True), (2, 4, False), (3, 5, True), (50, 100, False)],
 )
 def test_losing_more_than_half_is_a_mass_delete(deleted, known, expected):
-    assert is_mass_delete(Plan(delete=("/x",) * deleted), known) is expected
+    assert is_most(deleted, known) is expected
 
 
 def test_digest_is_of_the_bytes_and_not_of_the_times(tmp_path):

@@ -310,7 +310,8 @@ def test_a_kernel_that_is_wrong_is_caught_at_load(checkpoint, tmp_path, monkeypa
     from epicrag.kernels import ops
 
     right = ops.segment_attention
-    monkeypatch.setattr(ops, "segment_attention", lambda q, k, v, p, s: right(q, k, v, p, s * 1.2))
+    wrong = lambda q, k, v, p, s, *more: right(q, k, v, p, s * 1.2, *more)
+    monkeypatch.setattr(ops, "segment_attention", wrong)
     engine = load(checkpoint, tmp_path)
     assert "differs from transformers" in (engine.refusal or "")
 
@@ -324,9 +325,10 @@ def test_rounding_that_sends_tokens_to_other_experts_is_no_reason_to_refuse(
 
     assert load(checkpoint, tmp_path, "qwen2-moe", dtype=dtype).refusal is None
     right = ops.segment_attention
-    monkeypatch.setattr(ops, "segment_attention", lambda q, k, v, p, s: right(q, k, v, p, s * 1.2))
-    wrong = load(checkpoint, tmp_path, "qwen2-moe", dtype=dtype)
-    assert "differs from transformers" in (wrong.refusal or "")
+    wrong = lambda q, k, v, p, s, *more: right(q, k, v, p, s * 1.2, *more)
+    monkeypatch.setattr(ops, "segment_attention", wrong)
+    served = load(checkpoint, tmp_path, "qwen2-moe", dtype=dtype)
+    assert "differs from transformers" in (served.refusal or "")
 
 
 def test_a_wrong_rotation_is_caught_at_load(checkpoint, tmp_path, monkeypatch):
