@@ -174,7 +174,7 @@ def test_a_failing_document_keeps_its_old_version_and_stops_nothing(museum):
 def test_a_file_that_cannot_be_read_keeps_its_old_version(museum, monkeypatch):
     museum.write("museum.txt", "other bytes")
     monkeypatch.setattr(
-        "epicrag.connectors.read.read", lambda path, limits: Unread("failed", "broken")
+        "epicrag.connectors.read.read", lambda path, **more: Unread("failed", "broken")
     )
     report = next(r for r in museum.ingest().files if r.status == "failed")
     assert "kept" in report.reason
