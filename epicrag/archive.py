@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMAT = "epicrag-archive"
+_UNIT_TOLERANCE = 1e-2  # as the catalog's
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 DOCUMENTS, CHUNKS, VECTORS = PARTS = ("documents.jsonl", "chunks.jsonl", "vectors.npy")
@@ -123,15 +124,18 @@ def _chunk(line: dict[str, Any]) -> ChunkLine:
     known = {name: place[name] for name in (f.name for f in fields(Place)) if name in place}
     values = {name: line[name] for name in (f.name for f in fields(Chunk)) if name in line}
     chunk = Chunk(**{**values, "place": Place(**{**known, **pair})})
+    at = chunk.place
     counts = (chunk.ordinal, chunk.start, chunk.end, chunk.n_tokens, line["windows"])
-    texts = (chunk.document, chunk.text)
-    optional = (chunk.title, chunk.table, chunk.place.heading, chunk.place.part)
-    if not all(type(n) is int and n >= 0 for n in counts):
+    if not all(
+        _is_count(n) for n in (*counts, *(at.lines or ()), 0 if at.page is None else at.page)
+    ):
         raise ValueError("a number is none")
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("a text is none")
-    if not all(text is None or isinstance(text, str) for text in optional):
-        raise ValueError("a text is none")
+    for text in (chunk.document, chunk.text, *(at.cells or ())):
+        _text(text)
+    for maybe in (chunk.title, chunk.table, at.heading, at.part):
+        _optional(maybe)
+    if any(pair is not None and len(pair) != 2 for pair in (at.lines, at.cells)):
+        raise ValueError("a place is none")
     if chunk.id != line["id"]:
         raise ValueError(f"the text of chunk {line['id']} has changed")
     key = line["kv"]
@@ -141,9 +145,11 @@ def _chunk(line: dict[str, Any]) -> ChunkLine:
 
 
 def _meta(value: object) -> MetaValue:
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    if isinstance(value, str | int | float | bool):
+    if isinstance(value, list):
+        return tuple(map(_text, value))
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, int | float | bool):
         return value
     raise ValueError("a document's metadata hold what they cannot")
 
@@ -154,9 +160,15 @@ def _reading(value: object) -> int:
     raise ValueError("a version of the readers is none")
 
 
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63  # what SQLite holds
+
+
 def _text(value: object) -> str:
+    """Return a text that can be written: paths may hold bytes that are no UTF-8, as Python escapes them."""
     if not isinstance(value, str):
         raise TypeError("a text is none")
+    value.encode("utf-8", "surrogateescape")
     return value
 
 
@@ -246,11 +258,21 @@ class Archive:
         import numpy as np
 
         with self._parsing(VECTORS), _Reading(self.path, VECTORS):
+            dim = int(self.manifest.embedder.get("dim", 0))
+            with self._file.open(VECTORS) as stream:
+                if np.lib.format.read_magic(stream) != (1, 0):
+                    raise ValueError("its form is another")
+                try:
+                    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+                except Exception as error:  # noqa: BLE001 - it parses Python, and raises what that does
+                    raise ValueError("it has no head") from error
+                if dtype != np.float32 or shape != (self.manifest.vectors, dim):
+                    raise ValueError(f"{shape} of {dtype}")  # before room is taken for it
             with self._file.open(VECTORS) as stream:
                 array = np.lib.format.read_array(stream, allow_pickle=False)
-            dim = int(self.manifest.embedder.get("dim", 0))
-            if array.dtype != np.float32 or array.shape != (self.manifest.vectors, dim):
-                raise ValueError(f"{array.shape} of {array.dtype}")
+            lengths = np.linalg.norm(array, axis=1)
+            if not (np.abs(lengths - 1) <= _UNIT_TOLERANCE).all():  # false for what is no number
+                raise ValueError("a vector is not of unit length")
         return np.ascontiguousarray(array)
 
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
@@ -337,7 +359,10 @@ def _check_types(manifest: Manifest) -> None:
     texts = {**manifest.settings, **manifest.model}
     if not all(isinstance(text, str) for pair in texts.items() for text in pair):
         raise ValueError("a setting is no text")
-    if manifest.vectors and not {"name", "fingerprint", "dim"} <= set(manifest.embedder):
+    if not manifest.vectors and not manifest.embedder:
+        return
+    kinds = {name: type(value) for name, value in manifest.embedder.items()}
+    if kinds != {"name": str, "fingerprint": str, "dim": int}:
         raise ValueError("its embedder is not named")
 
 

@@ -75,6 +75,9 @@ def examine(
         tell(warn("index", error.message, error.hint))
     except EpicragError as error:
         tell(fail("index", error.message, error.hint, error.exit_code))
+    except Exception as error:  # noqa: BLE001 - what damage does to a check is damage, too
+        what = f"a check could not be carried out: {type(error).__name__}: {error}"
+        tell(fail("index", what, "move the index away and ingest again", DamagedError.exit_code))
     return Diagnosis(tuple(told), tuple(fixed))
 
 

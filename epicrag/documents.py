@@ -123,7 +123,10 @@ def delete(
 def _guard(
     doomed: Sequence[DocumentRow], known: Sequence[DocumentRow], names: Sequence[str]
 ) -> None:
-    if len(doomed) <= 1 or (len(doomed) <= len(names) and 2 * len(doomed) <= len(known)):
+    is_each_named = len(doomed) <= len(set(names)) and not any(
+        set(name) & set("*?[") for name in names
+    )
+    if len(doomed) <= 1 or (is_each_named and 2 * len(doomed) <= len(known)):
         return
     raise UnconfirmedError(
         f"this would delete {len(doomed)} of the {len(known)} documents in the index",

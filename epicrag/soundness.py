@@ -20,6 +20,7 @@ from epicrag.rebuild import embedder_of
 if TYPE_CHECKING:
     from epicrag.pipeline import Pipeline
 
+_WORDS_LOOKED_AT = 64  # chunks
 _DAMAGED, _MISMATCH = DamagedError.exit_code, MismatchError.exit_code
 SAMPLE = 32
 """KV files whose checksums are compared without `--deep`."""
@@ -93,12 +94,39 @@ def _vectors(pipeline: Pipeline) -> Iterator[Check]:
 
 
 def _words(pipeline: Pipeline) -> Check:
-    """The index of words has a row for each chunk, and none besides."""
-    n, lost = words_of(pipeline)
-    if lost:
-        what = f"{_n(lost, 'row')} of words too many or too few"
+    """The index of words has a row for each chunk and none besides, finds them, and is kept so."""
+    try:
+        n, lost = words_of(pipeline)
+        what = f"{_n(lost, 'row')} of words too many or too few" if lost else _unlike(pipeline)
+    except DamagedError as error:
+        n, what = 0, error.message
+    if what:
         return fail("words", what, "epicrag rebuild", _DAMAGED, "words")
     return ok("words", f"of {_n(n, 'chunk')}")
+
+
+def _unlike(pipeline: Pipeline) -> str:
+    """Say what is wrong with the words of a sample of chunks, or with what keeps them equal; "" if nothing is."""
+    from epicrag.index.words import joined
+
+    rows = pipeline.catalog.database.rows
+    (kept,) = rows(
+        "SELECT count(*) FROM sqlite_master WHERE name IN ('words_insert', 'words_delete')"
+    )[0]
+    if kept != 2:
+        return "the triggers that keep the words equal to the passages are gone"
+    chunks = [row for row, _, _ in pipeline.catalog.chunk_rows()]
+    for row in chunks[:: max(len(chunks) // _WORDS_LOOKED_AT, 1)]:
+        chunk = pipeline.catalog.chunk(row)
+        body = joined(f"{chunk.table or ''} {chunk.text}")
+        held = rows("SELECT body FROM words WHERE rowid = ?", (row,))
+        word = next(iter(body.split()), None)
+        if held != [(body,)]:
+            return f"the words of chunk {chunk.id} are not those of its text"
+        asked = f'body : "{word}"'
+        if word and not rows("SELECT 1 FROM words WHERE words MATCH ? AND rowid = ?", (asked, row)):
+            return f"chunk {chunk.id} is not found by its own words"
+    return ""
 
 
 def words_of(pipeline: Pipeline) -> tuple[int, int]:

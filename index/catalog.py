@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from epicrag.index import wordsearch
 from epicrag.index.database import Database, damaged
 from epicrag.index.fields import Facts
+from epicrag.index.migrations import words_again
 from epicrag.index.origins import Origins
 from epicrag.types import Chunk, Document, MetaValue, Place
 
@@ -302,14 +303,10 @@ class Catalog:
         return found[0][1] if found else None
 
     def renew_words(self) -> None:
-        """Make the words of all chunks again; chunks and the generation stay as they are."""
+        """Make table, triggers and words of all chunks again; chunks and the generation stay as they are."""
         with self._database.writing() as connection:
-            connection.execute("DELETE FROM words")
-            connection.execute(
-                "INSERT INTO words (rowid, head, body) SELECT row,"
-                " words_of(coalesce(title, '') || ' ' || coalesce(heading, '')),"
-                " words_of(coalesce(table_head, '') || ' ' || text) FROM chunks"
-            )
+            for statement in words_again():
+                connection.execute(statement)
 
     # --- vectors ---
 

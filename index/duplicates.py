@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 
 from epicrag.types import Hit
 
 _LONG = 40  # words: a text of so many is a copy, whatever stands above it; a shorter one may mean another thing
-_UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")  # a character where words have no spaces
 
 
 def gathered(hits: Iterable[Hit], k: int) -> list[Hit]:
@@ -49,5 +46,5 @@ def _repeats(hit: Hit, kept: Hit, kept_words: str) -> bool:
 
 
 def _words(text: str) -> str:
-    """The words of a text, each between spaces."""
-    return " ".join(["", *_WORD.findall(text.casefold()), ""])
+    """The words of a text as they stand, signs and marks included, each between spaces."""
+    return " ".join(["", *text.casefold().split(), ""])

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from epicrag.index.catalog import Catalog
 
 LONGEST = 10_000
+_MOST = 200  # comparisons
 _DEEPEST = 50  # parentheses and nots: more is no filter, and would end Python's stack
 _TOKEN = re.compile(
     r"\s*(?:(?P<quoted>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')"
@@ -312,6 +313,8 @@ class _Parser:
         values = self._list() if operator.endswith("in") else (self._value(),)
         node = Compare(ALIASES.get(name, name), operator, values, start.position)
         self.comparisons.append(node)
+        if len(self.comparisons) > _MOST:
+            self._fail(f"no more than {_MOST} comparisons; many values of one field go into in (…)")
         return node
 
     def _operator(self) -> str:

@@ -177,14 +177,27 @@ class KVStore:
                 del self._pins[key]
 
     def gc(self, keep: AbstractSet[str]) -> tuple[int, int]:
-        """Remove what is neither in `keep` nor pinned, and what killed writers left: (files, bytes)."""
+        """Remove what is neither in `keep` nor pinned, what killed writers left, and what is beyond the
+        budget: (files, bytes)."""
         doomed = [
             (file.path, file.size)
             for file in self._files()
             if file.key not in keep and file.key not in self._pins
         ]
         removed = [size for path, size in [*doomed, *self._leftovers()] if self._remove(path)]
-        return len(removed), sum(removed)
+        files, freed = self._shrink()
+        return len(removed) + files, sum(removed) + freed
+
+    def _shrink(self) -> tuple[int, int]:
+        """Evict what is beyond the budget, which may have been lowered: (files, bytes)."""
+        if self.budget_bytes is None:
+            return 0, 0
+        with self._mutex:
+            self._scan()
+            assert self._sizes is not None
+            files, held = len(self._sizes), self._held
+            self._evict("")
+            return files - len(self._sizes), held - self._held
 
     def _path(self, key: str) -> Path:
         if not _KEY.fullmatch(key):

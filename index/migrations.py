@@ -170,6 +170,16 @@ MIGRATIONS = (
 )
 
 
+def words_again() -> Iterator[str]:
+    """Yield the statements that make the words anew, however damaged those are that are there."""
+    yield "DROP TRIGGER IF EXISTS words_insert"
+    yield "DROP TRIGGER IF EXISTS words_delete"
+    yield "DROP TABLE IF EXISTS words_vocabulary"
+    yield "DROP TABLE IF EXISTS words"
+    (script,) = (step.script for step in MIGRATIONS if step.name == "0003_words")
+    yield from _statements(script)
+
+
 def is_blank(connection: sqlite3.Connection) -> bool:
     """Return whether nothing was ever created in this database: new, or killed at birth."""
     return not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

@@ -42,7 +42,8 @@ def _group(filters: MetadataFilters, comparisons: list[Compare]) -> Node:
     ]
     if not nodes:
         return Every()
-    joint = Either if filters.condition == FilterCondition.OR else Both
+    # LlamaIndex's "not" holds where none of the filters does.
+    joint = Both if filters.condition == FilterCondition.AND else Either
     whole = nodes[0]
     for node in nodes[1:]:
         whole = joint(whole, node)

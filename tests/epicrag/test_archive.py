@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import zipfile
 
+import numpy as np
 import pytest
 
 from epicrag.archive import CHUNKS, DOCUMENTS, MANIFEST, VECTORS, Archive
@@ -57,6 +59,12 @@ def in_manifest(**changes):
     return change
 
 
+def matrix(array):
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
 def replaced(name, data):
     return lambda files: files.update({name: data})
 
@@ -93,18 +101,39 @@ def test_what_was_written_is_read(archive):
         first_line(document="/nowhere"),
         first_line(kv="../../../etc/passwd"),
         first_line(place=None),
+        first_line(start=1 << 64),
+        first_line(title="\ud800"),
+        *(
+            first_line(
+                place={**dict.fromkeys(("page", "lines", "cells", "heading", "part")), **place}
+            )
+            for place in (
+                {"page": "3"},
+                {"page": []},
+                {"lines": [1]},
+                {"lines": ["a", "b"]},
+                {"cells": [1, 2]},
+            )
+        ),
         replaced(CHUNKS, b"[1]\n"),
         replaced(CHUNKS, b"{\n"),
         replaced(CHUNKS, b"\xff\n"),
         replaced(CHUNKS, b""),
         replaced(DOCUMENTS, b'{"path": 1}\n'),
         replaced(VECTORS, b"nonsense"),
+        replaced(VECTORS, matrix(np.full((3, 256), np.nan, np.float32))),
+        replaced(VECTORS, matrix(np.ones((3, 256), np.float32))),
+        replaced(
+            VECTORS, matrix(np.eye(3, 256, dtype=np.float32)).replace(b"(3, 256)", b"(3e9999,")
+        ),
         replaced("kv/../../evil.safetensors", b"x"),
         replaced("/etc/evil", b"x"),
         replaced("kv/abc.safetensors", b"x"),
         in_manifest(chunks=9),
         in_manifest(documents="three"),
         in_manifest(embedder={}),
+        in_manifest(embedder={"name": "stub", "fingerprint": "stub-1", "dim": 256, "more": 1}),
+        in_manifest(embedder={"name": ["stub"], "fingerprint": "stub-1", "dim": 256}),
         in_manifest(settings={"a": 1}),
         in_manifest(surprise=1),
         lambda files: {name: data for name, data in files.items() if name != VECTORS},
@@ -126,10 +155,6 @@ def test_a_changed_byte_does_not_pass_its_checksum(museum, archive, name, tmp_pa
 
 
 def test_a_pickle_among_the_vectors_is_not_run(museum, archive, tmp_path):
-    import io
-
-    import numpy as np
-
     buffer = io.BytesIO()
     np.save(buffer, np.array([print], dtype=object), allow_pickle=True)
     change = replaced(VECTORS, buffer.getvalue())

@@ -82,6 +82,32 @@ def test_words_that_were_lost_are_found_and_mended(museum):
     assert states(examined(museum, fix=True)) == {}
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE words SET body = 'nonsense'",
+        "DELETE FROM words_data WHERE id > 10",
+        "DROP TRIGGER words_insert",
+        "DROP TABLE words",
+    ],
+)
+def test_words_that_are_wrong_or_broken_are_found_and_made_again(museum, damage):
+    with museum.open() as pipeline, pipeline.catalog.database.writing() as connection:
+        connection.execute(damage)
+    assert states(examined(museum)).get("words") == "fail"
+    assert states(examined(museum, fix=True)) == {}
+    museum.write("new.txt", "the lighthouse keeper sleeps at noon")
+    museum.ingest()
+    with museum.open(search_mode="words") as pipeline:
+        assert "lighthouse" in pipeline.search("lighthouse")[0].chunk.text
+
+
+def test_a_check_that_stumbles_over_damage_is_a_failure_and_no_crash(museum):
+    with museum.open() as pipeline, pipeline.catalog.database.writing() as connection:
+        connection.execute("UPDATE documents SET meta = 'no JSON'")
+    assert examined(museum).exit_code == 8
+
+
 def test_damaged_kv_is_found_dropped_and_computed_again(museum):
     with museum.open() as pipeline:
         key = min(pipeline.catalog.kv_keys())

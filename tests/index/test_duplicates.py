@@ -54,9 +54,13 @@ def test_texts_that_share_much_and_differ_are_both_kept():
     assert len(kept(hit("a", LONG), hit("b", LONG[:400] + LONG[::-1]))) == 2
 
 
-def test_a_text_without_spaces_is_compared_by_characters():
-    text = "今天天气很好明天下雨后天又是晴天我们去公园散步吧大家都很高兴"
-    assert kept(hit("a", text), hit("b", text[1:])) == [("a", ("b",))]
+def test_signs_and_vowel_marks_tell_texts_apart():
+    for one, other in (
+        ("-5 degrees", "5 degrees"),
+        ("a < b", "a > b"),
+        ("यह बड़ा घर है", "यह बड़े घर हो"),
+    ):
+        assert len(kept(hit("a", f"{LONG} {one}"), hit("b", f"{LONG} {other}"))) == 2
 
 
 def test_texts_without_words_are_equal_only_if_they_are():

@@ -296,6 +296,16 @@ def test_least_recently_used_goes_first(tmp_path):
     assert store.nbytes() <= 3 * size
 
 
+def test_a_budget_that_was_lowered_holds_after_gc(tmp_path):
+    size = size_of_one(tmp_path)
+    with_room = KVStore(tmp_path / "kv")
+    for i in range(4):
+        with_room.put(key_of(i), *pair(), {})
+    store = KVStore(tmp_path / "kv", budget_bytes=2 * size)
+    assert store.gc({key_of(i) for i in range(4)}) == (2, 2 * size)
+    assert store.keys() == {key_of(2), key_of(3)}
+
+
 def test_pinned_kv_is_never_evicted_nor_collected(tmp_path):
     size = size_of_one(tmp_path)
     store = KVStore(tmp_path / "kv", budget_bytes=2 * size)

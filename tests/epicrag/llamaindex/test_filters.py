@@ -68,6 +68,7 @@ def test_conditions_nest():
     inner = MetadataFilters(filters=[bob], condition=FilterCondition.NOT)
     assert tested(FilterCondition.AND, year, inner)
     assert tested(FilterCondition.AND)
+    assert not tested(FilterCondition.NOT, year, bob)  # none of them may hold
 
 
 def test_the_retriever_hands_filters_to_the_search(pipeline):
