@@ -264,7 +264,7 @@ class Archive:
                     raise ValueError("its form is another")
                 try:
                     shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-                except Exception as error:  # noqa: BLE001 - it parses Python, and raises what that does
+                except Exception as error:
                     raise ValueError("it has no head") from error
                 if dtype != np.float32 or shape != (self.manifest.vectors, dim):
                     raise ValueError(f"{shape} of {dtype}")  # before room is taken for it
