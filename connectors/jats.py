@@ -171,7 +171,9 @@ class _Article:
         names = _cells(heads[-1]) if heads else None
         for row in heads[:-1]:
             self._line(" | ".join(filter(None, _cells(row))), row)
-        with RowWriter(self._draft, names, line=heads[-1].sourceline if heads else None) as writer:
+        with RowWriter(
+            self._draft, names, line=heads[-1].sourceline if heads else None, spanning=True
+        ) as writer:
             for row in rows:
                 if row not in heads:
                     writer.row(_cells(row), line=row.sourceline)

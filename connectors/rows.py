@@ -26,6 +26,7 @@ class RowWriter:
     Args:
         head: the names of the columns; None where there are none. Written at once, at `cell` or `line`.
         above: lines that stand above the head and say what the whole table is of: units, a period.
+        spanning: equal names side by side are one name over several columns, which is written once.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class RowWriter:
         last: str | None = None,
         line: int | None = None,
         above: Sequence[str] = (),
+        spanning: bool = False,
     ) -> None:
         self._draft = draft
+        self._spanning = spanning
         self._head = [one_line(name) for name in head or ()]
         self._source_head = head or ()
         self._above = [one_line(text) for text in above]
@@ -86,6 +89,8 @@ class RowWriter:
 
     def _shown_head(self, texts: list[str]) -> list[str]:
         """The head as it is written: a name over several columns stands once."""
+        if not self._spanning:
+            return texts
         before = ["", *self._head]
         return [
             "" if name == left else text

@@ -236,7 +236,12 @@ class SheetWriter:
         first = head[0] if head else None
         cells = _cells_of(head, columns) if first else (None, None)
         writer = RowWriter(
-            self.draft, names, cell=cells[0], last=cells[1], above=[_line(row) for row in above]
+            self.draft,
+            names,
+            cell=cells[0],
+            last=cells[1],
+            above=[_line(row) for row in above],
+            spanning=True,
         )
         self._depth = 0
         block: _Block | None = body

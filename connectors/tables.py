@@ -50,7 +50,7 @@ def write_table(draft: Draft, rows: Sequence[TableRow], watch: Watch) -> None:
     rows = [row for row in rows if any(cell.text for cell in row.cells)]
     n_head = _head_rows(rows)
     head = joined_head([row.names() for row in rows[:n_head]]) if n_head else None
-    with RowWriter(draft, head) as writer:
+    with RowWriter(draft, head, spanning=True) as writer:
         for row in rows[n_head:]:
             watch.check(draft.length)
             writer.row(row.texts())

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from epicrag.connectors.csv_table import parse_csv, parse_tsv
@@ -175,6 +175,7 @@ def test_every_cell_is_in_the_text_at_its_line(rows: list[list[str]], delimiter:
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(st.sampled_from('",;\n|\ta1 é'), max_size=60))
+@example("a1;a1\n1")
 def test_nothing_raises_and_no_letter_is_lost(text: str):
     parsed = parse_csv(text)
     assert parsed.text.count("a") >= text.count("a")
