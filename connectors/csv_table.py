@@ -53,14 +53,10 @@ def _parse(text: str, encoding: str | None, media: str, delimiters: tuple[str, .
     rows = (Row(cells, at) for cells, at in csv_rows(text, at, line, delimiter))
     draft = Draft()
     title = _write(draft, rows, text)
-    return Parsed(
-        text=draft.text(),
-        media=media,
+    return draft.parsed(
+        media,
         title=title,
         encoding=encoding,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from epicrag.connectors.base import pace
+from collections.abc import Mapping
+
+from epicrag.connectors.base import Parsed, pace
 from epicrag.connectors.headings import Headings
-from epicrag.types import Anchor, Block, BlockKind, Table
+from epicrag.types import Anchor, Block, BlockKind, MetaValue, Table
 
 
 class Draft:
@@ -110,6 +112,26 @@ class Draft:
     def anchors(self) -> tuple[Anchor, ...]:
         """The places of the text; the first stands at 0."""
         return tuple(self._anchors)
+
+    def parsed(
+        self,
+        media: str,
+        *,
+        title: str | None = None,
+        encoding: str | None = None,
+        meta: Mapping[str, MetaValue] | None = None,
+    ) -> Parsed:
+        """Return what was written, as what a reader answers."""
+        return Parsed(
+            text=self.text(),
+            media=media,
+            title=title,
+            encoding=encoding,
+            anchors=self.anchors(),
+            blocks=tuple(self.blocks),
+            tables=self.tables(),
+            meta=meta or {},
+        )
 
     def _append(self, text: str) -> None:
         if text:

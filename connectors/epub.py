@@ -70,13 +70,9 @@ class _Book:
         if missing == len(pages):
             return Unread("failed", "damaged: none of the pages that the book lists is in it")
         title = meta.get("title")
-        return Parsed(
-            text=self._draft.text(),
-            media="application/epub+zip",
+        return self._draft.parsed(
+            "application/epub+zip",
             title=title if isinstance(title, str) and len(title) <= _MAX_TITLE_CHARS else None,
-            anchors=self._draft.anchors(),
-            blocks=tuple(self._draft.blocks),
-            tables=self._draft.tables(),
             meta=meta,
         )
 

@@ -92,14 +92,10 @@ def parse_html(text: str, encoding: str | None = None) -> Parsed | Unread:
     writer = _Writer(parts)
     writer.run()
     draft = writer.draft
-    return Parsed(
-        text=draft.text(),
-        media="text/html",
+    return draft.parsed(
+        "text/html",
         title=_title(root, writer.first_heading),
         encoding=encoding,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
         meta=page_meta(root),
     )
 

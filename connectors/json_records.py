@@ -161,13 +161,10 @@ class _Writer:
 
     def parsed(self, media: str, encoding: str | None) -> Parsed:
         draft = self.draft
-        return Parsed(
-            text=draft.text(),
-            media=media,
+        return draft.parsed(
+            media,
             title=self.title,
             encoding=encoding,
-            anchors=draft.anchors(),
-            blocks=tuple(draft.blocks),
         )
 
     def _take(self, event: Event, offset: int) -> None:

@@ -48,13 +48,9 @@ def parse_mail(data: bytes, limits: Limits) -> Parsed | Unread:
     draft = Draft()
     meta = write_message(draft, message, Watch(limits))
     subject = meta.get("subject")
-    return Parsed(
-        text=draft.text(),
-        media="message/rfc822",
+    return draft.parsed(
+        "message/rfc822",
         title=subject if isinstance(subject, str) and len(subject) <= _MAX_TITLE_CHARS else None,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
         meta=meta,
     )
 

@@ -33,13 +33,7 @@ def parse_mailbox(data: bytes, limits: Limits) -> Parsed | Unread:
         written += draft.length > before
     if refused and not written:
         return refused[0]
-    return Parsed(
-        text=draft.text(),
-        media="application/mbox",
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
-    )
+    return draft.parsed("application/mbox")
 
 
 def _messages(data: bytes) -> Iterator[bytes]:

@@ -43,13 +43,9 @@ def parse_msg(data: bytes, limits: Limits) -> Parsed | Unread:
         return Unread("failed", f"damaged Outlook e-mail: {error}; copy or download it again")
     draft = reader.draft
     subject = facts["subject"]
-    return Parsed(
-        text=draft.text(),
-        media="application/vnd.ms-outlook",
+    return draft.parsed(
+        "application/vnd.ms-outlook",
         title=subject if subject and len(subject) <= _MAX_TITLE_CHARS else None,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
         meta=_meta(facts),
     )
 

@@ -44,14 +44,10 @@ def parse_notebook(text: str, encoding: str | None = None) -> Parsed | Unread:
     about = notebook.get("metadata")
     about = about if isinstance(about, dict) else {}
     title = about.get("title")
-    return Parsed(
-        text=draft.text(),
-        media="application/x-ipynb+json",
+    return draft.parsed(
+        "application/x-ipynb+json",
         title=title if isinstance(title, str) and title.strip() else writer.title,
         encoding=encoding,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
         meta=_meta(about),
     )
 

@@ -64,13 +64,7 @@ def _read(image: Any, limits: Limits) -> Parsed | Unread:
         write_page(draft, text, [])
     if not draft.length:
         return Unread("empty", "no text: OCR found none on it")
-    return Parsed(
-        text=draft.text(),
-        media=f"image/{(image.format or 'png').lower()}",
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
-    )
+    return draft.parsed(f"image/{(image.format or 'png').lower()}")
 
 
 def _pixels(image: Any) -> Any:

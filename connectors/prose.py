@@ -76,14 +76,10 @@ class Prose:
         sole = self._tops[0][1] if len(self._tops) == 1 else None
         title = self.title or sole or real_title(str(meta.get("title", "")))
         others = {name: value for name, value in meta.items() if name != "title"}
-        return Parsed(
-            text=self.draft.text(),
-            media=media,
+        return self.draft.parsed(
+            media,
             title=title,
             encoding=encoding,
-            anchors=self.draft.anchors(),
-            blocks=tuple(self.draft.blocks),
-            tables=self.draft.tables(),
             meta={**others, "title": title} if title else others,
         )
 

@@ -49,12 +49,9 @@ def parse_subtitles(text: str, encoding: str | None = None) -> Parsed | Unread:
             before = cue
     if draft.length:
         draft.close()
-    return Parsed(
-        text=draft.text(),
-        media="text/vtt" if text.lstrip("\ufeff").startswith("WEBVTT") else "application/x-subrip",
+    return draft.parsed(
+        "text/vtt" if text.lstrip("\ufeff").startswith("WEBVTT") else "application/x-subrip",
         encoding=encoding,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
     )
 
 

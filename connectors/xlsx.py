@@ -60,13 +60,9 @@ def sheets_parsed(
     title = real_title(str(meta.pop("title", "")))
     if title is None and len(captions) == 1:
         title = captions[0]
-    return Parsed(
-        text=draft.text(),
-        media=media,
+    return draft.parsed(
+        media,
         title=title,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
         meta={**meta, **({"title": title} if title else {})},
     )
 

@@ -45,14 +45,10 @@ def parse_xml(text: str, encoding: str | None = None) -> Parsed | Unread:
         return parse_html(text, encoding)
     draft = Draft()
     media, read = _write(draft, root, kind)
-    return Parsed(
-        text=draft.text(),
-        media=media,
+    return draft.parsed(
+        media,
         title=read.title,
         encoding=encoding,
-        anchors=draft.anchors(),
-        blocks=tuple(draft.blocks),
-        tables=draft.tables(),
         meta=read.meta,
     )
 
