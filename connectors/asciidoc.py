@@ -44,10 +44,7 @@ class _Scan:
         self._rows = self.source.rows
 
     def run(self) -> None:
-        at = 0
-        while at < len(self._rows):
-            at = self._step(at)
-        self.source.close()
+        self.source.walk(self._step)
 
     def _step(self, at: int) -> int:
         """Read the line at index `at`; return the index of the next line to read."""

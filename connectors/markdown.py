@@ -36,10 +36,7 @@ class _Scan:
         self._rows = self.source.rows
 
     def run(self) -> None:
-        at = self._front_matter()
-        while at < len(self._rows):
-            at = self._step(at)
-        self.source.close()
+        self.source.walk(self._step, self._front_matter())
 
     def _step(self, at: int) -> int:
         """Read the line at index `at`; return the index of the next line to read."""

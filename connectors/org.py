@@ -51,10 +51,7 @@ class _Scan:
                 self._ends.setdefault((end[1] or "").lower(), []).append(at)
 
     def run(self) -> None:
-        at = 0
-        while at < len(self._rows):
-            at = self._step(at)
-        self.source.close()
+        self.source.walk(self._step)
 
     def only_title(self) -> str | None:
         """The heading of level 1, where there is one only."""

@@ -106,10 +106,7 @@ class _Scan:
         self._fields: dict[str, object] = {}
 
     def run(self) -> None:
-        at = 0
-        while at < len(self._rows):
-            at = self._step(at)
-        self.source.close()
+        self.source.walk(self._step)
         self.meta = meta_of(self._fields)
 
     def _step(self, at: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -41,6 +41,13 @@ class Source:
         self._in_force: list[tuple[int, str | None]] = []
         self._first: int | None = None  # index of the first line of the paragraph being read
         self._last = -1
+
+    def walk(self, step: Callable[[int], int], at: int = 0) -> None:
+        """Read all lines from index `at` on: `step` reads the line at an index, and perhaps some below it,
+        and returns the index of the next one. Then the open paragraph ends."""
+        while at < len(self.rows):
+            at = step(at)
+        self.close()
 
     @property
     def open(self) -> int | None:

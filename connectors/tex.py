@@ -82,10 +82,7 @@ class _Scan:
                 self._ends.setdefault(name, []).append(at)
 
     def run(self) -> None:
-        at = self._preamble()
-        while at < len(self._rows):
-            at = self._step(at)
-        self.source.close()
+        self.source.walk(self._step, self._preamble())
 
     def _preamble(self) -> int:
         """What stands above `\\begin{document}` is settings: one block."""
