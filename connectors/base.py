@@ -145,13 +145,20 @@ class Watch:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._deadline = time.thread_time() + limits.max_file_seconds
+        self.deadline = time.thread_time() + limits.max_file_seconds
+        self._ticks = 0
+
+    def tick(self) -> None:
+        """`check` now and then: for loops that are run through too often to look at the clock each time."""
+        self._ticks += 1
+        if self._ticks % _EVERY == 0:
+            self.check()
 
     def check(self, n_chars: int = 0) -> None:
         """Raise RefusedError when time is up, or when so many characters are too many."""
         if n_chars > self._limits.max_chars:
             raise RefusedError(too_long(n_chars, self._limits.max_chars))
-        if time.thread_time() > self._deadline:
+        if time.thread_time() > self.deadline:
             raise RefusedError(took_too_long(self._limits.max_file_seconds))
 
 
@@ -159,39 +166,26 @@ _EVERY = 16
 _here = threading.local()
 
 
-class _Pace:
-    """The time that the file being read in this thread has left."""
-
-    def __init__(self, limits: Limits, outer: _Pace | None) -> None:
-        self.limits = limits
-        self.deadline = time.thread_time() + limits.max_file_seconds
-        self.count = 0
-        if outer is not None and outer.deadline < self.deadline:
-            self.limits, self.deadline = outer.limits, outer.deadline
-
-
 @contextmanager
 def timed(limits: Limits) -> Iterator[None]:
     """Let `pace` raise once `max_file_seconds` of work are done in here, in this thread. A file within
     a file has no more time than the file around it."""
-    outer = getattr(_here, "pace", None)
-    _here.pace = _Pace(limits, outer)
+    outer: Watch | None = getattr(_here, "watch", None)
+    own = Watch(limits)
+    _here.watch = outer if outer is not None and outer.deadline < own.deadline else own
     try:
         yield
     finally:
-        _here.pace = outer
+        _here.watch = outer
 
 
 def pace() -> None:
     """Raise RefusedError when the time of the file being read is up: for the loops that all readers go
     through, which know no limits. Nothing happens where no file is `timed`; looks at the clock now and then.
     """
-    here: _Pace | None = getattr(_here, "pace", None)
-    if here is None:
-        return
-    here.count += 1
-    if here.count % _EVERY == 0 and time.thread_time() > here.deadline:
-        raise RefusedError(took_too_long(here.limits.max_file_seconds))
+    here: Watch | None = getattr(_here, "watch", None)
+    if here is not None:
+        here.tick()
 
 
 def ocr_too_slow(done: int, n_pages: int, limit: float) -> Unread:
