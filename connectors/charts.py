@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from epicrag.connectors.rows import RowWriter
 from epicrag.connectors.xmls import attribute, local
+
+if TYPE_CHECKING:
+    from epicrag.connectors.prose import Prose
+
+
+def write_chart(prose: Prose, root: Any) -> None:
+    """Write a chart's title as a paragraph, and the numbers behind it as a table."""
+    title, rows = chart_rows(root)
+    if title:
+        prose.plain(title)
+    if rows:
+        with RowWriter(prose.draft, rows[0]) as writer:
+            for row in rows[1:]:
+                writer.row(row)
 
 
 def chart_rows(root: Any) -> tuple[str, list[list[str]]]:

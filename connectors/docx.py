@@ -6,13 +6,13 @@ import re
 from typing import Any
 
 from epicrag.connectors.base import Limits, Parsed, Watch, refusing
-from epicrag.connectors.charts import chart_rows, diagram_texts
+from epicrag.connectors.charts import diagram_texts, write_chart
 from epicrag.connectors.docx_styles import Numbers, Styles, W, as_int, is_on, number_of
 from epicrag.connectors.docx_text import Inline, Runs, is_placeholder
 from epicrag.connectors.margins import only_in_margins
 from epicrag.connectors.ooxml import Package
 from epicrag.connectors.prose import Prose
-from epicrag.connectors.rows import RowWriter, one_line
+from epicrag.connectors.rows import one_line
 from epicrag.connectors.tables import TableCell, TableRow, write_table
 from epicrag.connectors.xmls import iterate_xml, local
 from epicrag.types import Unread
@@ -146,13 +146,7 @@ class _Reader:
             for text in diagram_texts(root):
                 self.prose.plain(text)
             return
-        title, rows = chart_rows(root)
-        if title:
-            self.prose.plain(title)
-        if rows:
-            with RowWriter(self.draft, rows[0]) as writer:
-                for row in rows[1:]:
-                    writer.row(row)
+        write_chart(self.prose, root)
 
     def _tell(self) -> None:
         """Write the notes and comments that were referred to, each once."""

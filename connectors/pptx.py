@@ -14,12 +14,12 @@ from epicrag.connectors.base import (
     refusing,
     too_many_parts,
 )
-from epicrag.connectors.charts import chart_rows, diagram_texts
+from epicrag.connectors.charts import diagram_texts, write_chart
 from epicrag.connectors.docx_text import image_text
 from epicrag.connectors.omml import linear
 from epicrag.connectors.ooxml import Package
 from epicrag.connectors.prose import Prose
-from epicrag.connectors.rows import RowWriter, one_line
+from epicrag.connectors.rows import one_line
 from epicrag.connectors.tables import TableCell, TableRow, write_table
 from epicrag.connectors.xmls import local
 from epicrag.types import Unread
@@ -144,13 +144,7 @@ class _Reader:
         write_table(self.draft, rows, self._watch)
 
     def _chart(self, root: Any) -> None:
-        title, rows = chart_rows(root)
-        if title:
-            self.prose.plain(title)
-        if rows:
-            with RowWriter(self.draft, rows[0]) as writer:
-                for row in rows[1:]:
-                    writer.row(row)
+        write_chart(self.prose, root)
 
     def _picture(self, shape: Any, slide: Any) -> None:
         """Write what stands for a picture, or the texts of a diagram."""
