@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMAT = "epicrag-archive"
-_UNIT_TOLERANCE = 1e-2  # as the catalog's
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 DOCUMENTS, CHUNKS, VECTORS = PARTS = ("documents.jsonl", "chunks.jsonl", "vectors.npy")
@@ -257,6 +256,8 @@ class Archive:
         """Return all vectors, (N, dim)."""
         import numpy as np
 
+        from epicrag.index.catalog import checked
+
         with self._parsing(VECTORS), _Reading(self.path, VECTORS):
             dim = int(self.manifest.embedder.get("dim", 0))
             with self._file.open(VECTORS) as stream:
@@ -270,10 +271,7 @@ class Archive:
                     raise ValueError(f"{shape} of {dtype}")  # before room is taken for it
             with self._file.open(VECTORS) as stream:
                 array = np.lib.format.read_array(stream, allow_pickle=False)
-            lengths = np.linalg.norm(array, axis=1)
-            if not (np.abs(lengths - 1) <= _UNIT_TOLERANCE).all():  # false for what is no number
-                raise ValueError("a vector is not of unit length")
-        return np.ascontiguousarray(array)
+            return checked(array)
 
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
         with _Reading(self.path, name), self._file.open(name) as stream:
