@@ -540,7 +540,7 @@ class _Run:
         each = int(catalog.setting("kv_bytes_per_token") or 0)
         fitting = self._that_fits(each, pending) if is_current and each else None
         nothing = not (pending if fitting is None else fitting)
-        if nothing and (is_current or not catalog.counts().chunks):
+        if nothing and (is_current or not catalog.chunk_count()):
             return own_keys(catalog)
         engine = self.tools.engine
         self._describe(engine)

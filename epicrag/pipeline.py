@@ -713,7 +713,7 @@ class Pipeline:
         )
 
     def refuse_empty(self) -> None:
-        if not self.catalog.counts().chunks:
+        if not self.catalog.chunk_count():
             raise self._empty(f"nothing is in the index at {self.config.index}")
 
     def _empty(self, message: str) -> IndexEmptyError:

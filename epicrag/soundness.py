@@ -75,7 +75,7 @@ def _vectors(pipeline: Pipeline) -> Iterator[Check]:
 
     catalog = pipeline.catalog
     ids, rows = catalog.vector_rows()
-    bare = catalog.counts().chunks - len(set(rows.tolist()))
+    bare = catalog.chunk_count() - len(set(rows.tolist()))
     for _ in catalog.vector_batches():  # raises where one is not of unit length
         pass
     if bare:
@@ -143,7 +143,7 @@ def _staging(pipeline: Pipeline) -> Iterator[Check]:
 
     staging = Staging(pipeline.catalog)
     if (target := staging.embedder) is not None:
-        of = pipeline.catalog.counts().chunks
+        of = pipeline.catalog.chunk_count()
         what = f"embedding with {target['name']} was begun and not finished: {staging.count:,} of {of:,} chunks"
         fix = f"epicrag rebuild --embed-only --embed-model {target['name']}, or drop it: epicrag gc"
         yield warn("rebuild", what, fix)
@@ -156,7 +156,7 @@ def _kv(pipeline: Pipeline, deep: bool) -> Iterator[Check]:
     sizes, wanted = pipeline.kv_store.sizes(), pipeline.catalog.kv_keys()
     yield _checksums(pipeline, sorted(sizes), deep)
     missing = len({row for _, row, key in pipeline.catalog.kv_rows() if key not in sizes})
-    bare = pipeline.catalog.counts().chunks - len(pipeline.catalog.kv_rows()) + missing
+    bare = pipeline.catalog.chunk_count() - len(pipeline.catalog.kv_rows()) + missing
     total = sum(sizes.values())
     budget = pipeline.config.kv_disk
     if budget is not None and total > budget:

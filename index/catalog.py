@@ -343,6 +343,9 @@ class Catalog:
             raise damaged(self._database.file, "a vector is not of unit length")
         return Vectors(np.array(ids, np.int64), np.array(chunk_rows, np.int64), data)
 
+    def chunk_count(self) -> int:
+        return int(self._one("SELECT count(*) FROM chunks"))
+
     def vector_count(self) -> int:
         return int(self._one("SELECT count(*) FROM vectors"))
 
@@ -632,7 +635,7 @@ def step(connection: sqlite3.Connection) -> None:
 
 
 def checked(windows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the windows of one chunk as little-endian float32; ValueError unless unit rows."""
+    """Return vectors as little-endian float32, (N, dim); ValueError unless unit rows."""
     array = np.ascontiguousarray(windows, dtype="<f4")
     if array.ndim != 2 or not _is_unit(array):
         raise ValueError(f"vectors must be finite rows of unit length: {array.shape}")

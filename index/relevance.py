@@ -132,7 +132,7 @@ def _share(catalog: Catalog, query: str, hits: Sequence[Hit]) -> float:
     """Return the largest share of the question's words in one passage, by how rare they are here."""
     terms = query_words(query)
     counts = catalog.frequencies(terms)
-    total = catalog.counts().chunks
+    total = catalog.chunk_count()
     weights = {term: math.log((total + 1) / (count + 0.5)) for term, count in counts.items()}
     whole = sum(weights.values())
     if whole <= 0:

@@ -101,7 +101,7 @@ def check_embedder(catalog: Catalog, embedder: Embedder) -> None:
     stored = catalog.setting(SETTING)
     if stored is not None and json.loads(stored) == mine:
         return
-    if stored is None or not catalog.counts().vectors:
+    if stored is None or not catalog.vector_count():
         catalog.set_setting(SETTING, json.dumps(mine))
         return
     raise _mismatch(json.loads(stored), mine)
