@@ -37,7 +37,8 @@ def collect(pipeline: Pipeline, *, dry_run: bool = False) -> list[Freed]:
 
     with nullcontext() if dry_run else WriterLock(pipeline.config.index):
         found = [
-            _kv(pipeline, dry_run),
+            orphaned := _kv(pipeline, dry_run),
+            _beyond_budget(pipeline, orphaned.bytes, dry_run),
             _leftovers(pipeline.config.index, dry_run),
             _staged(pipeline, dry_run),
             _vectors(pipeline, dry_run),
@@ -59,6 +60,16 @@ def _kv(pipeline: Pipeline, dry_run: bool) -> Freed:
         for key in doomed:
             pipeline.kv_store.delete(key)
     return Freed("KV of no passage", len(doomed), sum(doomed.values()))
+
+
+def _beyond_budget(pipeline: Pipeline, orphaned: int, dry_run: bool) -> Freed:
+    """What `kv_disk` has no room for any more: the least retrieved goes. `orphaned` bytes go before."""
+    store, files, n_bytes = pipeline.kv_store, 0, 0
+    if not dry_run:
+        files, n_bytes = store.shrink()
+    elif store.budget_bytes is not None:
+        n_bytes = max(store.nbytes() - orphaned - store.budget_bytes, 0)
+    return Freed("KV beyond the budget kv_disk", files, n_bytes)
 
 
 def leftovers(folder: Path) -> Iterator[tuple[Path, int]]:

@@ -185,10 +185,10 @@ class KVStore:
             if file.key not in keep and file.key not in self._pins
         ]
         removed = [size for path, size in [*doomed, *self._leftovers()] if self._remove(path)]
-        files, freed = self._shrink()
+        files, freed = self.shrink()
         return len(removed) + files, sum(removed) + freed
 
-    def _shrink(self) -> tuple[int, int]:
+    def shrink(self) -> tuple[int, int]:
         """Evict what is beyond the budget, which may have been lowered: (files, bytes)."""
         if self.budget_bytes is None:
             return 0, 0

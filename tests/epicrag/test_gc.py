@@ -37,6 +37,20 @@ def test_an_edited_file_leaves_no_kv_of_its_old_text(museum):
     assert len(museum.kv_keys() & old) == 2
 
 
+def test_a_budget_that_was_lowered_holds_afterwards(museum):
+    with museum.open() as pipeline:
+        held = pipeline.kv_store.nbytes()
+        size = max(pipeline.kv_store.sizes().values())
+    with museum.open(kv_disk=held - 1) as pipeline:
+        (told,) = collect(pipeline, dry_run=True)
+        assert (told.what, told.bytes) == ("KV beyond the budget kv_disk", 1)
+        assert pipeline.kv_store.nbytes() == held
+        (done,) = collect(pipeline)
+        assert (done.files, done.bytes) == (1, held - pipeline.kv_store.nbytes())
+        assert held - size <= pipeline.kv_store.nbytes() < held
+        assert collect(pipeline) == []
+
+
 def test_leftovers_of_killed_runs_go_when_they_are_old(museum):
     folder = museum.config.index
     new, old = folder / "kv" / "ab" / "x.1.tmp", folder / "y.2.tmp"
