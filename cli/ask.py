@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from epicrag.cli import look
-from epicrag.cli.common import Common
+from epicrag.cli.common import Common, CompileMode, Quantize
 from epicrag.cli.output import Output, line_of
 from epicrag.passages import remember
 from epicrag.types import Answer, Hit, Receipt
@@ -27,12 +27,8 @@ def ask(
     link_policy: Annotated[
         str | None, typer.Option("--link-policy", help="full, prefix, none, legolink(16), damp …")
     ] = None,
-    compile_mode: Annotated[
-        str | None, typer.Option("--compile", help="isolated, sink, prefix or neighbour.")
-    ] = None,
-    quantize: Annotated[
-        str | None, typer.Option("--quantize", help="none, or int8: fewer bits, faster on a CPU.")
-    ] = None,
+    compile_mode: CompileMode = None,
+    quantize: Quantize = None,
     show_chunks: Annotated[
         bool, typer.Option("--show-chunks", help="Print the passages, as the model reads them.")
     ] = False,

@@ -1,4 +1,4 @@
-"""The flags that every verb takes, declared once."""
+"""The flags that every verb takes, and those of several, declared once."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED = 130
+
+CompileMode = Annotated[
+    str | None, typer.Option("--compile", help="isolated, sink, prefix or neighbour.")
+]
+Quantize = Annotated[
+    str | None, typer.Option("--quantize", help="none, or int8: fewer bits, faster on a CPU.")
+]
+"""Both decide what KV is computed."""
 
 
 def path(text: str) -> Path:

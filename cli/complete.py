@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -33,3 +34,14 @@ def _near(path: str) -> str:
     with suppress(ValueError):
         return Path(path).relative_to(here).as_posix()
     return path
+
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Paths, folders, globs or ids; all without.",
+        metavar="[NAME...]",
+        autocompletion=documents,
+    ),
+]
+"""Documents by the names people give them, for verbs that mean all of them where none is named."""

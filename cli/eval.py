@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from epicrag.cli.common import INTERRUPTED, Common, path
+from epicrag.cli.common import INTERRUPTED, Common, CompileMode, path
 from epicrag.cli.output import Output, count, table
 from epicrag.cli.progress import reporter
 from epicrag.cli.scratch import scratch
@@ -46,9 +46,7 @@ def evaluate(
     policy: Annotated[
         str | None, typer.Option("--policy", help="The link policy to hold against full prefill.")
     ] = None,
-    compile_mode: Annotated[
-        str | None, typer.Option("--compile", help="isolated, sink, prefix or neighbour.")
-    ] = None,
+    compile_mode: CompileMode = None,
     top_k: Annotated[
         int | None, typer.Option("--top-k", "-k", min=1, help="Passages to put before the model.")
     ] = None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from epicrag.cli.common import INTERRUPTED, Common, path
+from epicrag.cli.common import INTERRUPTED, Common, CompileMode, Quantize, path
 from epicrag.cli.output import Output, count, duration, size
 from epicrag.cli.progress import Lines, reporter
 from epicrag.errors import PartialIngestError, UsageError
@@ -88,12 +88,8 @@ def ingest(
     chunk_size: Annotated[
         int | None, typer.Option("--chunk-size", help="Longest chunk, in the model's tokens.")
     ] = None,
-    compile_mode: Annotated[
-        str | None, typer.Option("--compile", help="isolated, sink, prefix or neighbour.")
-    ] = None,
-    quantize: Annotated[
-        str | None, typer.Option("--quantize", help="none, or int8: fewer bits, faster on a CPU.")
-    ] = None,
+    compile_mode: CompileMode = None,
+    quantize: Quantize = None,
     max_file_mb: Annotated[
         int | None, typer.Option("--max-file-mb", help="Skip files larger than this.")
     ] = None,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from epicrag.cli.common import Common
-from epicrag.cli.complete import documents
+from epicrag.cli.complete import Names
 from epicrag.cli.output import Output, count, line_of, shown, size
 
 if TYPE_CHECKING:
@@ -17,14 +15,7 @@ if TYPE_CHECKING:
 
 def list_documents(
     common: Common,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Paths, folders, globs or ids; all without.",
-            metavar="[NAME...]",
-            autocompletion=documents,
-        ),
-    ] = None,
+    names: Names = None,
 ) -> int:
     """List the documents in the index: id, passages, tokens, KV, path. Loads no model."""
     from epicrag.documents import listing

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from epicrag.cli.common import INTERRUPTED, Common, path
-from epicrag.cli.complete import documents
+from epicrag.cli.common import INTERRUPTED, Common, CompileMode, Quantize, path
+from epicrag.cli.complete import Names
 from epicrag.cli.ingest import summary
 from epicrag.cli.output import count
 from epicrag.cli.progress import reporter
@@ -16,14 +16,7 @@ from epicrag.cli.progress import reporter
 
 def warm(
     common: Common,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Paths, folders, globs or ids; all without.",
-            metavar="[NAME...]",
-            autocompletion=documents,
-        ),
-    ] = None,
+    names: Names = None,
     questions: Annotated[
         Path | None,
         typer.Option(
@@ -36,12 +29,8 @@ def warm(
     top_k: Annotated[
         int | None, typer.Option("--top-k", "-k", min=1, help="Passages to find for a question.")
     ] = None,
-    compile_mode: Annotated[
-        str | None, typer.Option("--compile", help="isolated, sink, prefix or neighbour.")
-    ] = None,
-    quantize: Annotated[
-        str | None, typer.Option("--quantize", help="none, or int8: fewer bits, faster on a CPU.")
-    ] = None,
+    compile_mode: CompileMode = None,
+    quantize: Quantize = None,
 ) -> int:
     """Compute the KV that is missing, so that the next questions need not. Ctrl-C loses nothing."""
     from epicrag.warm import warm as compute
