@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI's API and epicrag's own, over one index and one engine."""
