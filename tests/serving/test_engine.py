@@ -1,6 +1,7 @@
 """One request's life: streaming, ends, receipts that add up, damage, refusals and cancellation."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
