@@ -138,6 +138,11 @@ class AnswerStream:
             self._generation.close()
         self._pieces.close()
 
+    def cancel(self) -> None:
+        """`close` for another thread than the one that reads, which sees the iteration end."""
+        if self._generation is not None:
+            self._generation.close()
+
     # --- with the model ---
 
     def _stream(self, generation: Generation) -> Generator[str]:

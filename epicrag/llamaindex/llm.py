@@ -23,11 +23,11 @@ from llama_index.core.llms.llm import LLM
 from epicrag.config import DEFAULT_LINK_POLICY
 from epicrag.errors import UsageError
 from epicrag.llamaindex.blocks import passage_before, sources_of, to_prompt
-from epicrag.llamaindex.threads import in_thread, in_thread_async
 from epicrag.repeats import UntilRepeat
 from epicrag.serving.policies import Policy, parse_policy
 from epicrag.serving.prompt import DEFAULT_SYSTEM
 from epicrag.serving.sample import Sampling
+from epicrag.threads import in_thread, in_thread_async
 
 if TYPE_CHECKING:
     from epicrag.pipeline import Pipeline
