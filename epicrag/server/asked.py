@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from epicrag.server.errors import ApiError
@@ -75,9 +75,8 @@ def form_of(messages: Sequence[Message], with_documents: bool) -> Form:
 
     ApiError 400 where both forms would be needed.
     """
-    references = [(n, r) for n, message in enumerate(messages) for r in references_of(message)]
-    last = len(messages) - 1
-    is_free = any(n != last or reference.offset is not None for n, reference in references)
+    *before, last = [message.chunk_references or [] for message in messages]
+    is_free = any(before) or any(reference.offset is not None for reference in last)
     if is_free and with_documents:
         raise ApiError(
             400,
@@ -85,12 +84,13 @@ def form_of(messages: Sequence[Message], with_documents: bool) -> Form:
             "leave out their offsets and those of earlier messages, or the documents",
             param="documents",
         )
-    is_numbered = with_documents or (bool(references) and not is_free)
-    return "prompt" if is_numbered else "chat"
+    return "prompt" if with_documents or (last and not is_free) else "chat"
 
 
-def references_of(message: Message) -> Sequence[ChunkReference]:
-    return message.chunk_references or ()
+def references_of(message: Message, n: int) -> list[tuple[ChunkReference, str]]:
+    """The references of message `n`, each with the name of the field that it stands in."""
+    given = message.chunk_references or []
+    return [(one, f"messages[{n}].chunk_references[{m}].id") for m, one in enumerate(given)]
 
 
 def as_prompt(
@@ -110,14 +110,14 @@ def as_prompt(
 
 def as_chat(
     messages: Sequence[Message],
-    passage: Callable[[ChunkReference, str], Passage],
+    passage: Callable[[str, str], Passage],
     parts: Callable[[str], Sequence[str | Piece]],
     *,
     namespace: str,
 ) -> prompt.Chat:
     """Messages as they are, chunks before the text of theirs; known chunks in that text are `parts` of it.
 
-    `passage` gets a reference, and the name of the field that it stands in.
+    `passage` gets an id, and the name of the field that it stands in.
     """
     from epicrag.serving.prompt import Chat
     from epicrag.serving.prompt import Message as Laid
@@ -125,8 +125,8 @@ def as_chat(
     laid = []
     for n, message in enumerate(messages):
         pieces = [
-            passage(reference, f"messages[{n}].chunk_references[{m}].id").piece
-            for m, reference in enumerate(references_of(message))
+            replace(passage(reference.id, where).piece, offset=reference.offset)
+            for reference, where in references_of(message, n)
         ]
         laid.append(Laid(ROLES[message.role], (*pieces, *parts(message.text))))
     return Chat(tuple(laid), namespace=namespace)

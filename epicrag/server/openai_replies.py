@@ -8,11 +8,18 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from epicrag import __version__
 from epicrag.types import Receipt, Source, Timings, Usage
+
+if TYPE_CHECKING:
+    from epicrag.server.openai_types import Request
+    from epicrag.server.state import State
+    from epicrag.serving.engine import Engine
 
 FinishReason = Literal["stop", "length"]
 
@@ -204,6 +211,12 @@ def usage_of(*written: Written) -> CompletionUsage:
     )
 
 
+def fingerprint_of(engine: Engine) -> str:
+    """OpenAI's `system_fingerprint`: of the version, the model and what decides its KV."""
+    text = f"{__version__}|{engine.fingerprint}|{engine.profile}"
+    return f"fp_{sha256(text.encode()).hexdigest()[:10]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """What all pieces of a response have in common."""
@@ -215,6 +228,16 @@ class Envelope:
     """Whether a stream ends with a piece of its own for the usage."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(cls, state: State, kind: Literal["chatcmpl", "cmpl"], request: Request) -> Envelope:
+        options = request.stream_options
+        return cls(
+            kind,
+            request.model,
+            fingerprint_of(state.pipeline.engine),
+            with_usage=bool(options and options.include_usage),
+        )
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -268,9 +291,7 @@ class Envelope:
     def _chat_chunk(self, delta: Delta, reason: FinishReason | None = None) -> ChatChunk:
         choice = ChatDelta(index=0, delta=delta, logprobs=None, finish_reason=reason)
         usage: dict[str, Any] = {"usage": None} if self.with_usage else {}
-        return ChatChunk(
-            object="chat.completion.chunk", choices=[choice], **usage, **self.fields()
-        )
+        return ChatChunk(object="chat.completion.chunk", choices=[choice], **usage, **self.fields())
 
     # --- text ---
 
@@ -323,15 +344,3 @@ class Envelope:
             finish_reason=written.reason if written else None,
             **said,
         )
-
-
-def fingerprint_of(engine: Any) -> str:
-    """OpenAI's `system_fingerprint`: equal ones mean equal answers to equal seeds."""
-    from hashlib import sha256
-
-    from epicrag import __version__
-
-    text = f"{__version__}|{engine.fingerprint}|{engine.profile}"
-    return f"fp_{sha256(text.encode()).hexdigest()[:10]}"
-
-

@@ -72,8 +72,9 @@ def _unicode(text: str) -> str:
 
 def _shape(value: object) -> str:
     """What stands there: an error then names what is wrong with that, and not all that might have stood there."""
-    shapes = {list: "(list)", dict: "(object)"}
-    return shapes.get(type(value), "(text)")
+    if isinstance(value, list):
+        return "(list)"
+    return "(object)" if isinstance(value, dict | BaseModel) else "(text)"
 
 
 Count: TypeAlias = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(_integral)]
@@ -96,8 +97,7 @@ NoBias: TypeAlias = Annotated[
     refused("this server biases no tokens: leave it out", None, {}),
 ]
 Stop: TypeAlias = Annotated[
-    Annotated[Words, Tag("(text)")]
-    | Annotated[list[Words], Field(max_length=16), Tag("(list)")],
+    Annotated[Words, Tag("(text)")] | Annotated[list[Words], Field(max_length=16), Tag("(list)")],
     Discriminator(_shape),
 ]
 
@@ -149,9 +149,7 @@ class ChunkReference(Exact):
 
 
 class Message(Lax):
-    role: Annotated[
-        Literal["system", "developer", "user", "assistant"], BeforeValidator(_no_tools)
-    ]
+    role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_no_tools)]
     content: Content
     chunk_references: Annotated[list[ChunkReference], Field(max_length=1024)] | None = None
     """Chunks registered at /v1/chunks, in the order in which they are to stand."""
@@ -278,9 +276,7 @@ class ChatRequest(Request):
     ] = None
     logprobs: Annotated[Literal[False] | None, refused(_NO_LOGPROBS, None, False)] = None
     top_logprobs: Annotated[Literal[0] | None, refused(_NO_LOGPROBS, None, 0)] = None
-    modalities: Annotated[
-        list[Literal["text"]] | None, refused(_TEXT_ONLY, None, ["text"])
-    ] = None
+    modalities: Annotated[list[Literal["text"]] | None, refused(_TEXT_ONLY, None, ["text"])] = None
     audio: Annotated[None, refused(_TEXT_ONLY, None)] = None
     web_search_options: Annotated[
         None, refused("this server searches no web: leave it out", None)
