@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from itertools import chain
 from typing import Any
 
@@ -215,11 +216,12 @@ def _text_of(query: QueryType) -> str:
 
 def _helpers(llm: EpicragLLM) -> dict[str, Any]:
     """The base class's budget helpers, counting with the model's own tokenizer. Nothing here repacks."""
+    taken = signature(BaseSynthesizer.__init__).parameters
     names = {"PromptHelper": "prompt_helper", "ChatPromptHelper": "chat_prompt_helper"}
     return {
         argument: getattr(prompt_helper, name).from_llm_metadata(
             llm.metadata, tokenizer=llm.engine.tokenizer.ids
         )
         for name, argument in names.items()
-        if hasattr(prompt_helper, name)  # the second came with 0.14
+        if argument in taken  # the second came with 0.14.22
     }
