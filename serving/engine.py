@@ -22,6 +22,7 @@ from epicrag.serving.attention import RefusedModel
 from epicrag.serving.cache import ChunkCache, Compiled
 from epicrag.serving.compile import Frame, Recipe, check_mode, reads_neighbour
 from epicrag.serving.compose import Layout, compose
+from epicrag.serving.constrain import Vocabulary
 from epicrag.serving.generation import Generation, State
 from epicrag.serving.model import LAYOUT_VERSION, ServedModel
 from epicrag.serving.plain import PlainPlaced
@@ -75,6 +76,7 @@ class Engine:
         self.name = name
         self.model = model
         self.tokenizer = tokenizer
+        self.vocabulary = Vocabulary(tokenizer, model.eos_ids)
         self.chat = chat
         self.compile_mode = check_mode(compile_mode)
         self.refusal: str | None = None
@@ -357,8 +359,8 @@ class Engine:
     ) -> Generation:
         """Answer a prompt. Nothing runs, and no place in the queue is taken, until the first delta is asked for.
 
-        A prompt with chunks also ends where the model begins a question of its own. Reading raises UsageError
-        when the question does not fit the window, DeviceError when KV memory can never hold it, and BusyError
+        A prompt with chunks also ends where the model begins a question of its own. UsageError: the grammar
+        cannot be followed with this model. Reading raises UsageError when the question does not fit the window, DeviceError when KV memory can never hold it, and BusyError
         when the queue is full.
         """
         return self._generation(prompt, policy, sampling, mode)[0]
