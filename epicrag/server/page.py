@@ -74,7 +74,7 @@ def index(request: Request) -> Response:
     return _send(request, "index.html")
 
 
-@router.api_route("/page/{name}", methods=["GET", "HEAD"])
+@router.api_route("/assets/{name}", methods=["GET", "HEAD"])
 def part(request: Request, name: str) -> Response:
     """A style sheet, a script or the icon of the page."""
     if name not in MEDIA:

@@ -5,7 +5,7 @@ import { copyFrom, count, make } from "./build.js";
 import { nameOf, Panel, placeOf } from "./passage.js";
 import { receiptOf, scale } from "./receipt.js";
 import { Speaker } from "./speak.js";
-import { ask, hasToken, health, models, setToken, Trouble } from "./wire.js";
+import { ask, hasToken, health, model, setToken, Trouble } from "./wire.js";
 
 const TURNS_SENT = 8;
 const SAYS = {
@@ -111,7 +111,7 @@ async function begin(text, history, again = null) {
 
 async function answer(turn, signal) {
   if (server !== "ready") {
-    doing(turn, server === "gone" ? "Waiting for the server …" : "Waiting until the model is loaded …");
+    doing(turn, server === "loading" ? "Waiting until the model is loaded …" : "Waiting for the server …");
     await untilReady(signal);
   }
   doing(turn, "Looking for passages …");
@@ -265,7 +265,7 @@ function receiptIn(turn, whole) {
 }
 
 function actionsOf(turn, word = "Ask again") {
-  const copy = make("button", { type: "button", class: "quiet", textContent: "Copy answer", hidden: !turn.answer.text });
+  const copy = make("button", { type: "button", class: "quiet", textContent: "Copy answer", hidden: !turn.isAnswered });
   copy.addEventListener("click", () => copyFrom(copy, asText(turn), speaker.say));
   const again = make("button", { type: "button", class: "quiet again", textContent: word,
     title: "Ask the same question, with what is chosen below" });
@@ -304,6 +304,8 @@ function setBusy(isBusy) {
 const STATES = {
   wait: ["wait", "Connecting …"],
   loading: ["wait", "The model is loading …"],
+  stopping: ["bad", "The server is stopping"],
+  failed: ["bad", "The model could not be loaded: see what the server wrote"],
   gone: ["bad", "The server does not answer"],
 };
 
@@ -331,8 +333,7 @@ async function lookUntilReady() {
 
 async function greet() {
   try {
-    const names = await models();
-    setServer("ready", names.filter((name) => name !== "epicrag").join(", ") || "Ready");
+    setServer("ready", await model() || "Ready");
   } catch (error) {
     setServer("ready", "Ready");
     if (error.kind === "token") openDoor();

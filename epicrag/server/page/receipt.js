@@ -33,7 +33,7 @@ export function receiptOf(receipt, usage) {
     tokenList(tokens),
     timeBar(receipt.ms),
     timeList(receipt.ms),
-    make("p", { class: "policy" }, ...policyOf(receipt, usage)));
+    make("p", { class: "policy" }, ...summaryOf(receipt, usage)));
 }
 
 /** Draw the bars of time of several receipts to one scale, so that their lengths can be compared. */
@@ -71,17 +71,18 @@ function timeBar(ms) {
 
 function timeList(ms) {
   const steps = STEPS.filter(([step]) => ms[step] || !RARE.has(step)).map(([step, name]) => [step, name, ms[step]]);
-  const figures = [...steps, ["", "first token", ms.first_token], ["writing", "total", ms.total]];
+  const figures = [...steps, ["writing", "writing", Math.max(0, ms.total - ms.first_token)]];
   return make("dl", { class: "figures times" }, ...figures.map(([step, name, value]) =>
     make("div", {},
-      make("dt", {}, step && step !== "writing" ? make("span", { class: `swatch ${step}` }) : null, name),
+      make("dt", {}, make("span", { class: `swatch ${step}` }), name),
       make("dd", { textContent: duration(value) }))));
 }
 
-function policyOf(receipt, usage) {
-  const written = usage?.completion_tokens ? [`, ${count(usage.completion_tokens, "token")} written`] : [];
-  const fallback = receipt.fallback ? [`; fell back: ${receipt.fallback}`] : [];
-  return ["policy ", make("code", { textContent: receipt.policy }), ...written, ...fallback];
+function summaryOf(receipt, usage) {
+  const times = `first token ${duration(receipt.ms.first_token)} · total ${duration(receipt.ms.total)} · policy `;
+  const written = usage?.completion_tokens ? [` · ${count(usage.completion_tokens, "token")} written`] : [];
+  const fallback = receipt.fallback ? [` · fell back: ${receipt.fallback}`] : [];
+  return [times, make("code", { textContent: receipt.policy }), ...written, ...fallback];
 }
 
 function segment(kind, n) {

@@ -42,17 +42,18 @@ export async function passage(id, signal) {
   return response.json();
 }
 
-/** The models that are served; Trouble "token" where one is asked for. */
-export async function models() {
+/** The name of the model that answers, "" where none has one; Trouble "token" where one is asked for. */
+export async function model() {
   const { data } = await (await send("v1/models")).json();
-  return data.map((model) => model.id);
+  return (data.find(({ id, root }) => root && id !== "epicrag") ?? data.find(({ root }) => root))?.id ?? "";
 }
 
-/** "ready", "loading" or "gone". */
+/** "ready"; "loading", "stopping" or "failed"; or "gone". */
 export async function health() {
   try {
     const response = await fetch("healthz", { cache: "no-store" });
-    return response.status === 503 ? "loading" : "ready";
+    if (response.ok) return "ready";
+    return (await response.json()).status ?? "loading";
   } catch {
     return "gone";
   }
