@@ -52,7 +52,7 @@ _KEPT = " (the version read earlier is kept)"
 _GIVEN = "given_roots"
 _NO_BYTES = hashlib.sha256().hexdigest()
 KV_BATCH = 16
-"""Chunks compiled between two notes in the catalog: what an interrupted run may have to look up again."""
+"""Chunks noted in the catalog at once, and then compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -630,24 +630,25 @@ class _Run:
         return {row for row in _take(rows, cost, budget) if row in pending}
 
     def _compile_all(self, engine: Engine, pending: dict[int, int]) -> None:
-        """Compile in batches; what is compiled is noted even if the next chunk is interrupted."""
+        """Compile in batches, each noted before it is begun: at no moment is there KV that nobody knows of.
+
+        A note without its KV costs nothing, as it does where the budget has evicted it; KV without a note is
+        taken for nobody's.
+        """
         began, done, total = time.perf_counter(), 0, sum(pending.values())
         uses = self.tools.catalog.uses()
         for rows, pieces in _batches(self.tools.catalog, pending):
-            keys: list[tuple[int, str]] = []
+            keys = [engine.key_of(piece) for piece in pieces]
+            self.tools.catalog.set_kv(list(zip(rows, keys, strict=True)))
             if self.tools.config.kv_disk is not None:
                 worth = (uses.get(row, 0) for row in rows)
-                self.tools.uses.expect(dict(zip(map(engine.key_of, pieces), worth, strict=True)))
-            try:
-                for i, key, computed in engine.compile(pieces):
-                    keys.append((rows[i], key))
-                    done += pending[rows[i]]
-                    self.kv_chunks += computed > 0
-                    self.kv_tokens += computed
-                    seconds = time.perf_counter() - began
-                    self.progress(Event("kv", done, total, None, self.kv_tokens, seconds))
-            finally:
-                self.tools.catalog.set_kv(keys)
+                self.tools.uses.expect(dict(zip(keys, worth, strict=True)))
+            for i, _, computed in engine.compile(pieces):
+                done += pending[rows[i]]
+                self.kv_chunks += computed > 0
+                self.kv_tokens += computed
+                seconds = time.perf_counter() - began
+                self.progress(Event("kv", done, total, None, self.kv_tokens, seconds))
 
     def _describe(self, engine: Engine) -> None:
         """Leave what `status` shows, and the next run needs to know, without loading the model."""

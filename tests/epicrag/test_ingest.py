@@ -494,6 +494,50 @@ def test_kv_of_a_run_that_was_killed_before_noting_it_is_swept(bench):
     assert bench.kv_keys() == set()
 
 
+def test_kv_of_a_run_that_was_killed_is_nobody_elses(museum, monkeypatch):
+    """Killed after a passage was stored, before the next: what was computed is covered, and gc keeps it."""
+    from epicrag.gc import collect
+
+    museum.engine.profile = "profile-2"
+    stored, put = [], museum.engine.put
+
+    def dies(key):
+        if len(stored) == 3:  # the engine's own, and two passages
+            raise SystemExit("killed")
+        put(key)
+        stored.append(key)
+
+    def is_dead(*_):
+        raise SystemExit("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(museum.engine, "put", dies)
+        patch.setattr(museum.engine, "compile", _until_killed(museum.engine, patch, is_dead))
+        museum.ingest()
+    with museum.open() as pipeline:
+        status = pipeline.status()
+        assert (status.chunks_with_kv, status.kv_other_entries) == (2, 4)  # of profile-1
+        collect(pipeline)
+        assert pipeline.kv_store.keys() == set(stored)
+    assert museum.ingest().kv_chunks == 1
+
+
+def _until_killed(engine, patch, is_dead):
+    """A compile that nobody can note anything after: the process has ended."""
+    from epicrag.index.catalog import Catalog
+
+    compile_ = engine.compile
+
+    def compiling(pieces):
+        try:
+            yield from compile_(pieces)
+        except SystemExit:
+            patch.setattr(Catalog, "set_kv", is_dead)
+            raise
+
+    return compiling
+
+
 def test_kv_that_an_answer_noted_is_kept_by_a_run_without_kv(bench):
     bench.write("a.txt", "some words")
     bench.ingest(kv=False)
