@@ -310,9 +310,37 @@ def test_a_path_nobody_has_heard_of_is_refused(museum):
         museum.ingest(museum.docs / "nowhere")
 
 
-def test_a_known_path_that_is_gone_means_deleted(museum):
-    (museum.docs / "museum.txt").unlink()
-    assert statuses(museum.ingest(museum.docs / "museum.txt")) == {"museum.txt": "deleted"}
+def test_a_known_path_that_is_gone_means_deleted_once_somebody_says_yes(museum):
+    """One document of three is not most of the index: but it was named, and is not there."""
+    path = museum.docs / "museum.txt"
+    path.unlink()
+    with pytest.raises(MassDeleteError, match="museum.txt is not there") as refusal:
+        museum.ingest(path)
+    assert f"epicrag ingest {path} --yes" in refusal.value.hint
+    assert "4471" in museum.found("door code")
+    told = museum.ingest(path, dry_run=True)
+    assert statuses(told) == {"museum.txt": "deleted"} and "--yes" in told.notes[0]
+    assert statuses(museum.ingest(path, yes=True)) == {"museum.txt": "deleted"}
+
+
+@pytest.mark.parametrize("is_mount_point", [False, True])
+def test_a_share_that_is_not_mounted_is_never_deleted_unasked(museum, is_mount_point):
+    import shutil
+
+    shutil.rmtree(museum.docs / "sub")
+    if is_mount_point:
+        (museum.docs / "sub").mkdir()
+    with pytest.raises(MassDeleteError, match="sub is not there, or empty: this would delete 1 of"):
+        museum.ingest(museum.docs / "sub")
+    with pytest.raises(MassDeleteError):
+        museum.ingest(museum.docs, museum.docs / "sub")
+    assert museum.ingest(museum.docs).counts["deleted"] == 1  # the folder named is there: it is told
+
+
+def test_a_named_path_that_moved_below_another_is_no_loss(museum):
+    (museum.docs / "sub").rename(museum.docs / "moved")
+    result = museum.ingest(museum.docs, museum.docs / "sub")
+    assert result.counts == {"renamed": 1, "unchanged": 2}
 
 
 def test_an_interrupted_run_keeps_what_was_done_and_the_next_one_resumes(bench):
