@@ -430,3 +430,16 @@ class BookSource:
             )
             for chunk in found
         }
+
+
+def piece_of(catalog: Catalog, chunk_id: str, offset: int | None = None) -> tuple[Piece, str] | None:
+    """The passage of an index with this id as a piece, and its own text; None where there is none."""
+    from epicrag.serving.prompt import Piece
+
+    rows = catalog.rows_with(chunk_id)
+    if not rows:
+        return None
+    row = rows[0][0]
+    chunk, before = catalog.chunk(row), catalog.previous(row)
+    piece = Piece(chunk.model_text, before.model_text if before else None, offset=offset)
+    return piece, chunk.text
