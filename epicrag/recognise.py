@@ -432,7 +432,9 @@ class BookSource:
         }
 
 
-def piece_of(catalog: Catalog, chunk_id: str, offset: int | None = None) -> tuple[Piece, str] | None:
+def piece_of(
+    catalog: Catalog, chunk_id: str, offset: int | None = None
+) -> tuple[Piece, str] | None:
     """The passage of an index with this id as a piece, and its own text; None where there is none."""
     from epicrag.serving.prompt import Piece
 

@@ -45,6 +45,7 @@ class State:
         """The token of the programs of the person who runs the server; None where there is none."""
         self.chunks: Any = None
         self.recogniser: Any = None
+        self.bringer: Any = None
         self._pipeline: Pipeline | None = None
         if pipeline is not None:
             self.ready(pipeline)
