@@ -129,9 +129,7 @@ def _given(body: ChunksIn) -> list[GivenChunk]:
     single = [body.text, body.id, body.title, body.before, body.metadata]
     if body.chunks is not None:
         if any(value is not None for value in single):
-            raise ApiError(
-                400, "a chunk stands beside `chunks`", "give either", param="chunks"
-            )
+            raise ApiError(400, "a chunk stands beside `chunks`", "give either", param="chunks")
         return [_one(chunk, f"chunks.{n}.") for n, chunk in enumerate(body.chunks)]
     if body.text is None:
         raise ApiError(400, "there is neither `text` nor `chunks`", param="text")
