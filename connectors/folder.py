@@ -154,9 +154,21 @@ def walk(
             for name, root in given
             if not os.path.lexists(os.path.expanduser(name))
         ),
+        missing=tuple(_slashes(root) for root in roots if is_missing(root)),
         areas=tuple(_slashes(root) for root in roots) if only is None else (),
         given=_given(given) if only is None else {},
     )
+
+
+def is_missing(root: str) -> bool:
+    """Whether a path leads to nothing, or to a folder without anything in it."""
+    try:
+        with os.scandir(root) as listing:
+            return next(listing, None) is None
+    except (FileNotFoundError, ValueError):
+        return True
+    except OSError:  # a file; or it cannot be looked at, which is told
+        return not os.path.exists(root)
 
 
 def _given(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:

@@ -27,12 +27,20 @@ class Found:
     """What was passed over in silence, and why: hidden files and folders, matches of ignore rules."""
     absent: tuple[tuple[str, str], ...] = ()
     """What was asked for by a name that nothing has now, and its path."""
+    missing: tuple[str, ...] = ()
+    """What was asked for and is not there, or is a folder without anything: a share that is not mounted looks so."""
     origins: tuple[Origin, ...] = ()
     web_roots: tuple[str, ...] = ()
     areas: tuple[str, ...] = ()
     """Prefixes of its documents' paths: the chunk size is remembered for each."""
     given: Mapping[str, str] = field(default_factory=dict)
     """Where the names that were given lead now, links resolved: a link may lead elsewhere the next time."""
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The files, folders and addresses that were asked for, as they can be asked for again."""
+        files = (root for root in self.areas if root.startswith("/"))
+        return tuple(dict.fromkeys([*files, *self.web_roots]))
 
     @property
     def ignored(self) -> int:
@@ -78,6 +86,7 @@ def merged(parts: list[Found]) -> Found:
         spare=frozenset().union(*(part.spare for part in parts)),
         passed={path: why for part in parts for path, why in part.passed.items()},
         absent=tuple(pair for part in parts for pair in part.absent),
+        missing=tuple(root for part in parts for root in part.missing),
         origins=tuple(origin for part in parts for origin in part.origins),
         web_roots=tuple(root for part in parts for root in part.web_roots),
         areas=tuple(area for part in parts for area in part.areas),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import shutil
 import time
 from collections import Counter
@@ -52,7 +53,7 @@ _KEPT = " (the version read earlier is kept)"
 _GIVEN = "given_roots"
 _NO_BYTES = hashlib.sha256().hexdigest()
 KV_BATCH = 16
-"""Chunks compiled between two notes in the catalog: what an interrupted run may have to look up again."""
+"""Chunks noted in the catalog at once, and then compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +115,29 @@ class IngestResult:
 
 
 class MassDeleteError(UsageError):
-    """The plan deletes more than half of the index, and nobody has said yes."""
+    """The plan deletes more than half of the index, or all that a path held which is gone, and nobody has
+    said yes."""
 
     code = "mass_delete"
 
-    def __init__(self, deleted: int, known: int, emptied: int = 0) -> None:
-        """`emptied`: how many of the deleted have files that are still there, and empty."""
+    def __init__(
+        self,
+        deleted: int,
+        known: int,
+        emptied: int = 0,
+        missing: Sequence[str] = (),
+        given: Sequence[str] = (),
+    ) -> None:
+        """`emptied`: how many of the deleted have files that are still there, and empty. `missing`: what was
+        asked for and is gone. `given`: all that was asked for."""
         empty = f" ({emptied} of their files are there and empty)" if emptied else ""
+        gone = f"{missing[0]} is not there, or empty: " if missing else ""
+        if len(missing) > 1:
+            gone = f"{missing[0]} and {len(missing) - 1} more are not there, or empty: "
         super().__init__(
-            f"this would delete {deleted} of the {known} documents in the index{empty}",
+            f"{gone}this would delete {deleted} of the {known} documents in the index{empty}",
             "check that the folder is there and complete (an unmounted disk looks like this); "
-            "if you mean it: epicrag ingest --yes",
+            f"if you mean it: epicrag ingest {_words(given)} --yes",
         )
         self.deleted = deleted
         self.known = known
@@ -327,16 +340,39 @@ class _Run:
     def guard(self, plan: Plan) -> Plan:
         """Refuse to delete most of the index, or leave that out, unless somebody has said yes.
 
-        A file that was truncated to nothing counts as one that is gone: a full disk leaves such.
+        A file that was truncated to nothing counts as one that is gone: a full disk leaves such. What was
+        asked for by name and is gone takes nothing with it unasked, be it a single document.
         """
         doomed = len(set(plan.delete) - self.replaced) + len(self.emptied)
-        if self.manner.dry_run or self._may_remove(doomed):
+        lost = self._lost(plan)
+        is_most = not self._may_remove(doomed)
+        if self.manner.yes or not (lost or is_most):
+            return plan
+        error = self._mass_delete(doomed, lost)
+        if self.manner.dry_run:
+            self.note(f"{error.message}: without --yes that is asked about")
             return plan
         if not self.manner.hold:
-            raise MassDeleteError(doomed, self.known_count, len(self.emptied))
+            raise error
+        if not is_most:
+            self.held = len(lost)
+            return replace(plan, delete=tuple(path for path in plan.delete if path not in lost))
         self.held = doomed
         change = tuple(entry for entry in plan.change if entry.path not in self.emptied)
         return replace(plan, delete=(), change=change)
+
+    def _lost(self, plan: Plan) -> AbstractSet[str]:
+        """Those of the documents to be deleted that lie at or below what was asked for and is gone."""
+        from epicrag.index.sync import is_below
+
+        missing = set(self.found.missing) if self.found else set()
+        return {p for p in plan.delete if p not in self.replaced and is_below(p, missing)}
+
+    def _mass_delete(self, doomed: int, lost: AbstractSet[str]) -> MassDeleteError:
+        found = self.found
+        missing = [root for root in found.missing if any(_is_below(p, root) for p in lost)] if found else []
+        given = found.asked if found else ()
+        return MassDeleteError(doomed, self.known_count, len(self.emptied), missing, given)
 
     def _may_remove(self, count: int) -> bool:
         """May so many documents go in this run, without being asked about?"""
@@ -508,7 +544,8 @@ class _Run:
             return FileReport(entry.path, unread.status, reason + _KEPT)
         if not self._may_remove(self.removed + 1):
             self.held += 1
-            reason += f"; most of the index would go{_KEPT}; if that is right: epicrag ingest --yes"
+            again = _words([entry.path])
+            reason += f"; most of the index would go{_KEPT}; if that is right: epicrag ingest {again} --yes"
             return FileReport(entry.path, "failed", reason)
         self.tools.catalog.delete_document(entry.path)
         self.removed += 1
@@ -630,24 +667,25 @@ class _Run:
         return {row for row in _take(rows, cost, budget) if row in pending}
 
     def _compile_all(self, engine: Engine, pending: dict[int, int]) -> None:
-        """Compile in batches; what is compiled is noted even if the next chunk is interrupted."""
+        """Compile in batches, each noted before it is begun: at no moment is there KV that nobody knows of.
+
+        A note without its KV costs nothing, as it does where the budget has evicted it; KV without a note is
+        taken for nobody's.
+        """
         began, done, total = time.perf_counter(), 0, sum(pending.values())
         uses = self.tools.catalog.uses()
         for rows, pieces in _batches(self.tools.catalog, pending):
-            keys: list[tuple[int, str]] = []
+            keys = [engine.key_of(piece) for piece in pieces]
+            self.tools.catalog.set_kv(list(zip(rows, keys, strict=True)))
             if self.tools.config.kv_disk is not None:
                 worth = (uses.get(row, 0) for row in rows)
-                self.tools.uses.expect(dict(zip(map(engine.key_of, pieces), worth, strict=True)))
-            try:
-                for i, key, computed in engine.compile(pieces):
-                    keys.append((rows[i], key))
-                    done += pending[rows[i]]
-                    self.kv_chunks += computed > 0
-                    self.kv_tokens += computed
-                    seconds = time.perf_counter() - began
-                    self.progress(Event("kv", done, total, None, self.kv_tokens, seconds))
-            finally:
-                self.tools.catalog.set_kv(keys)
+                self.tools.uses.expect(dict(zip(keys, worth, strict=True)))
+            for i, _, computed in engine.compile(pieces):
+                done += pending[rows[i]]
+                self.kv_chunks += computed > 0
+                self.kv_tokens += computed
+                seconds = time.perf_counter() - began
+                self.progress(Event("kv", done, total, None, self.kv_tokens, seconds))
 
     def _describe(self, engine: Engine) -> None:
         """Leave what `status` shows, and the next run needs to know, without loading the model."""
@@ -780,6 +818,11 @@ def no_such_path(path: str | Path) -> UsageError:
     return UsageError(f"no such file or folder: {path}", "give a path that exists")
 
 
+def _words(given: Sequence[str]) -> str:
+    """What was asked for, as a shell takes it again."""
+    return shlex.join(given) if given else "PATH"
+
+
 def _is_without_bytes(entry: Entry) -> bool:
     """The digest decides: the size of a page that was not fetched again is 0 too."""
     try:
@@ -819,6 +862,11 @@ def _given(catalog: Catalog) -> dict[str, str]:
     """Return where each name that was given led when it was last ingested."""
     stored: dict[str, str] = json.loads(catalog.setting(_GIVEN) or "{}")
     return stored
+
+
+def asked_for(catalog: Catalog) -> AbstractSet[str]:
+    """Return the files, folders and sites that were ever ingested by name."""
+    return {*_chunk_sizes(catalog), *_given(catalog).values()}
 
 
 def _chunk_sizes(catalog: Catalog) -> dict[str, int]:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from epicrag.checkup import Check, fail, ok, warn
+from epicrag.connectors.folder import is_missing
 from epicrag.documents import is_there
 from epicrag.errors import DamagedError, EpicragError, MismatchError
 from epicrag.gc import leftovers, orphans
+from epicrag.index.sync import is_below
+from epicrag.ingest import asked_for
 from epicrag.rebuild import embedder_of
 
 if TYPE_CHECKING:
@@ -243,10 +247,18 @@ def _sources(pipeline: Pipeline) -> Check:
     if not gone:
         return ok("sources", f"{len(paths):,} files are where they were")
     what = f"{len(gone):,} of {len(paths):,} files are gone, such as {gone[0]}"
-    top = os.path.commonpath([os.path.dirname(path) for path in gone])
-    if len(gone) == len(paths) and len(gone) > 1:
-        return warn("sources", what, f"is the disk of {top} mounted?")
-    return warn("sources", what, f"make the index equal to what is there: epicrag ingest {top}")
+    roots = {_root_of(path, asked_for(pipeline.catalog)) for path in gone}
+    lost = sorted(root for root in roots if is_missing(root))
+    if lost or (len(gone) == len(paths) and len(gone) > 1):
+        places = " and ".join(lost or sorted(roots))
+        return warn("sources", what, f"is the disk of {places} mounted? its documents are kept")
+    names = shlex.join(sorted(roots))
+    return warn("sources", what, f"make the index equal to what is there: epicrag ingest {names}")
+
+
+def _root_of(path: str, roots: Collection[str]) -> str:
+    """What was asked for that a file belongs to; its folder, where that is not known."""
+    return max((root for root in roots if is_below(path, {root})), key=len, default=os.path.dirname(path))
 
 
 # --- with the models -----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ again, and a sweep finds what was never told.
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 import time
 from collections import deque
@@ -171,8 +172,8 @@ class Watch:
             self._gone.append((time.monotonic(), result.removed))
         if result.held and result.held != self._held:
             self._note(
-                f"paused: {result.held:,} documents are gone or empty, most of the index; they are kept. "
-                "If their files are to be forgotten: epicrag ingest --yes"
+                f"paused: {result.held:,} documents are gone or empty, most of the index or all of a path; "
+                f"they are kept. If they are to be forgotten: epicrag ingest {shlex.join(self._roots())} --yes"
             )
         if is_sweep and self._held and not result.held:
             self._note("the files that were missing are back, or forgotten: no longer paused")

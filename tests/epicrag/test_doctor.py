@@ -216,10 +216,18 @@ def test_files_that_are_gone_are_told_and_a_lost_disk_is_suspected(museum):
     (museum.docs / "museum.txt").unlink()
     (told,) = [check for check in examined(museum).checks if check.state == "warn"]
     assert "museum.txt" in told.what
-    assert "epicrag ingest" in told.fix
+    assert told.fix.endswith(f"epicrag ingest {museum.docs}")
     museum.docs.rename(museum.docs.with_name("away"))
     (told,) = [check for check in examined(museum).checks if check.state == "warn"]
     assert "mounted" in told.fix
+
+
+def test_a_named_folder_that_is_gone_is_not_to_be_ingested(museum):
+    museum.ingest(museum.docs / "sub")
+    (museum.docs / "sub").rename(museum.docs / "away")
+    (told,) = [check for check in examined(museum).checks if check.state == "warn"]
+    assert f"is the disk of {museum.docs / 'sub'} mounted?" in told.fix
+    assert "epicrag ingest" not in told.fix
 
 
 def test_what_stands_in_an_archive_or_on_the_web_is_not_missed(museum):

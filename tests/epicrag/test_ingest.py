@@ -310,9 +310,37 @@ def test_a_path_nobody_has_heard_of_is_refused(museum):
         museum.ingest(museum.docs / "nowhere")
 
 
-def test_a_known_path_that_is_gone_means_deleted(museum):
-    (museum.docs / "museum.txt").unlink()
-    assert statuses(museum.ingest(museum.docs / "museum.txt")) == {"museum.txt": "deleted"}
+def test_a_known_path_that_is_gone_means_deleted_once_somebody_says_yes(museum):
+    """One document of three is not most of the index: but it was named, and is not there."""
+    path = museum.docs / "museum.txt"
+    path.unlink()
+    with pytest.raises(MassDeleteError, match="museum.txt is not there") as refusal:
+        museum.ingest(path)
+    assert f"epicrag ingest {path} --yes" in refusal.value.hint
+    assert "4471" in museum.found("door code")
+    told = museum.ingest(path, dry_run=True)
+    assert statuses(told) == {"museum.txt": "deleted"} and "--yes" in told.notes[0]
+    assert statuses(museum.ingest(path, yes=True)) == {"museum.txt": "deleted"}
+
+
+@pytest.mark.parametrize("is_mount_point", [False, True])
+def test_a_share_that_is_not_mounted_is_never_deleted_unasked(museum, is_mount_point):
+    import shutil
+
+    shutil.rmtree(museum.docs / "sub")
+    if is_mount_point:
+        (museum.docs / "sub").mkdir()
+    with pytest.raises(MassDeleteError, match="sub is not there, or empty: this would delete 1 of"):
+        museum.ingest(museum.docs / "sub")
+    with pytest.raises(MassDeleteError):
+        museum.ingest(museum.docs, museum.docs / "sub")
+    assert museum.ingest(museum.docs).counts["deleted"] == 1  # the folder named is there: it is told
+
+
+def test_a_named_path_that_moved_below_another_is_no_loss(museum):
+    (museum.docs / "sub").rename(museum.docs / "moved")
+    result = museum.ingest(museum.docs, museum.docs / "sub")
+    assert result.counts == {"renamed": 1, "unchanged": 2}
 
 
 def test_an_interrupted_run_keeps_what_was_done_and_the_next_one_resumes(bench):
@@ -492,6 +520,50 @@ def test_kv_of_a_run_that_was_killed_before_noting_it_is_swept(bench):
     bench.engine.put("a" * 64)
     bench.ingest(kv=False)
     assert bench.kv_keys() == set()
+
+
+def test_kv_of_a_run_that_was_killed_is_nobody_elses(museum, monkeypatch):
+    """Killed after a passage was stored, before the next: what was computed is covered, and gc keeps it."""
+    from epicrag.gc import collect
+
+    museum.engine.profile = "profile-2"
+    stored, put = [], museum.engine.put
+
+    def dies(key):
+        if len(stored) == 3:  # the engine's own, and two passages
+            raise SystemExit("killed")
+        put(key)
+        stored.append(key)
+
+    def is_dead(*_):
+        raise SystemExit("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(museum.engine, "put", dies)
+        patch.setattr(museum.engine, "compile", _until_killed(museum.engine, patch, is_dead))
+        museum.ingest()
+    with museum.open() as pipeline:
+        status = pipeline.status()
+        assert (status.chunks_with_kv, status.kv_other_entries) == (2, 4)  # of profile-1
+        collect(pipeline)
+        assert pipeline.kv_store.keys() == set(stored)
+    assert museum.ingest().kv_chunks == 1
+
+
+def _until_killed(engine, patch, is_dead):
+    """A compile that nobody can note anything after: the process has ended."""
+    from epicrag.index.catalog import Catalog
+
+    compile_ = engine.compile
+
+    def compiling(pieces):
+        try:
+            yield from compile_(pieces)
+        except SystemExit:
+            patch.setattr(Catalog, "set_kv", is_dead)
+            raise
+
+    return compiling
 
 
 def test_kv_that_an_answer_noted_is_kept_by_a_run_without_kv(bench):
