@@ -29,7 +29,7 @@ _NAMED = 5  # documents in a hint
 _DAMAGED, _MISMATCH = DamagedError.exit_code, MismatchError.exit_code
 SAMPLE = 32
 """KV files whose checksums are compared without `--deep`."""
-_AGAIN = "move the index away and run `epicrag ingest` again; your documents are untouched"
+_AGAIN = "move the index away and run `epicrag ingest PATH` again; your documents are untouched"
 
 
 def soundness(pipeline: Pipeline, *, deep: bool) -> Iterator[Check]:

@@ -188,6 +188,17 @@ def test_doctor_tells_and_exits_with_what_is_gravest(cli, museum):
     assert set(found["checks"][0]) == {"name", "state", "what", "fix"}
 
 
+def test_what_is_advised_can_be_copied_for_the_index_in_use(cli, museum):
+    for file in (museum.config.index / "vectors").glob("*"):
+        file.write_bytes(b"nonsense")
+    where = ("--index", str(museum.config.index))
+    assert f"→ epicrag rebuild {' '.join(where)}\n" in cli("doctor", "-q", *where).out
+    checks = cli("doctor", "--json", *where).json["checks"]
+    assert f"epicrag rebuild {' '.join(where)}" in [check["fix"] for check in checks]
+    run = cli("list", "nothing", "--index", "any where")
+    assert run.err.endswith("see them with: epicrag list --index 'any where'\n")
+
+
 def test_doctor_survives_settings_that_cannot_be_used(cli):
     Path("epicrag.toml").write_text("topk = 3\n")
     run = cli("doctor")
