@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from epicrag.errors import EpicragError
-    from epicrag.llamaindex import query_engine
+    from epicrag.llamaindex import chat_engine, query_engine
     from epicrag.pipeline import Pipeline
     from epicrag.types import Answer, Chunk, Document, Receipt, Source
 
@@ -24,6 +24,7 @@ __all__ = [
     "Pipeline",
     "Receipt",
     "Source",
+    "chat_engine",
     "query_engine",
 ]
 
@@ -35,6 +36,7 @@ _HOME = {
     "Pipeline": "epicrag.pipeline",
     "Receipt": "epicrag.types",
     "Source": "epicrag.types",
+    "chat_engine": "epicrag.llamaindex",
     "query_engine": "epicrag.llamaindex",
 }
 

@@ -79,6 +79,9 @@ class Ask:
     strict: bool = False
     relevance: Relevance | None = None
     """What retrieval makes of the passages; None when they were given."""
+    cite: bool = True
+    """Whether markers are put into the text. False: it is the model's to the letter, as JSON has to be, and is
+    not stopped where it repeats itself."""
 
 
 class AnswerStream:
@@ -101,6 +104,8 @@ class AnswerStream:
         self.relevance = ask.relevance
         self.sources = sources_of(ask.hits) if generation else ()
         self.notes: list[str] = []
+        self.finish_reason = "stop"
+        """That of the generation, or REPEATS, when the iteration has ended; "stop" where no model was asked."""
         self._ask = ask
         self._generation = generation
         self._answer: Answer | None = None
@@ -138,10 +143,15 @@ class AnswerStream:
             self._generation.close()
         self._pieces.close()
 
+    def cancel(self) -> None:
+        """`close` for another thread than the one that reads, which sees the iteration end."""
+        if self._generation is not None:
+            self._generation.close()
+
     # --- with the model ---
 
     def _stream(self, generation: Generation) -> Generator[str]:
-        deltas = UntilRepeat(generation)
+        deltas = UntilRepeat(generation) if self._ask.cite else generation
         first = next(deltas, "")  # what fits is known with the first token
         if self.hits and not generation.pieces_used:
             generation.close()
@@ -151,12 +161,15 @@ class AnswerStream:
         citer = Citer([hit.chunk.model_text for hit in hits], self.question)
         shown: list[str] = []
         for delta in chain([first], deltas):
-            if text := citer.feed(delta):
+            cited = citer.feed(delta)
+            if text := cited if self._ask.cite else delta:
                 shown.append(text)
                 yield text
-        if text := citer.finish():
-            shown.append(text)
-            yield text
+        cited = citer.finish()
+        if cited and self._ask.cite:
+            shown.append(cited)
+            yield cited
+        self.finish_reason = deltas.finish_reason
         self._answer = self._cited("".join(shown), hits, citer, generation)
         if self._on_end:
             self.notes.extend(self._on_end())

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from epicrag.index.vectors import VectorIndex
     from epicrag.serving.engine import Engine
     from epicrag.serving.policies import Policy
-    from epicrag.serving.prompt import Piece, Prompt
+    from epicrag.serving.prompt import Chat, Piece, Prompt, Turn
     from epicrag.serving.sample import Sampling
     from epicrag.uses import Uses
 
@@ -101,11 +101,13 @@ class Status:
 
 
 class Pipeline:
-    """One index with its models: a context manager, for one thread.
+    """One index with its models: a context manager.
 
-    An embedder, engine or token counter that is given is used as it is; else they are those of the
+    Threads may share it for questions: `find`, `stream` and what hangs on them take `turn`, which is also to be
+    held around any other use of the catalog then. An embedder, engine or token counter that is given is used as it is; else they are those of the
     configuration, loaded at first need. `say` is told what takes long then: a fetch, a conversion.
     `kv_folder` keeps KV there in place of the index's own folder, and leaves the index as it is.
+    `engine_options` are handed on to `Engine.load`.
     """
 
     def __init__(
@@ -118,8 +120,12 @@ class Pipeline:
         counter: TokenCounter | None = None,
         say: Callable[[str], None] | None = None,
         kv_folder: Path | None = None,
+        engine_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.config = config
+        self.turn = threading.RLock()
+        """One thread at a time in the catalog, the vectors and the embedder."""
+        self._engine_options = dict(engine_options or {})
         self._kv_folder = kv_folder
         self._rerankers: dict[str, Reranker] = {}
         self._say = say
@@ -136,6 +142,7 @@ class Pipeline:
         create: bool = False,
         say: Callable[[str], None] | None = None,
         kv_folder: Path | None = None,
+        engine_options: Mapping[str, Any] | None = None,
         **flags: object,
     ) -> Pipeline:
         """Open the index of a configuration; `flags` overrule it.
@@ -145,7 +152,13 @@ class Pipeline:
         """
         given = {key: value for key, value in flags.items() if value is not None}
         settings = _overruled(config, given) if config else load_config(given)
-        pipeline = cls(settings, create=create, say=say, kv_folder=kv_folder)
+        pipeline = cls(
+            settings,
+            create=create,
+            say=say,
+            kv_folder=kv_folder,
+            engine_options=engine_options,
+        )
         if not create:
             _ = pipeline.catalog
         return pipeline
@@ -208,9 +221,17 @@ class Pipeline:
             path, name, prompts=prompts_of(name, path), device=self.config.device
         )
 
-    def _searching(self, mode: str | None, weights: tuple[float, float] | None) -> Config:
+    def _searching(
+        self,
+        mode: str | None,
+        weights: tuple[float, float] | None,
+        min_score: float | str | None = None,
+    ) -> Config:
         """The configuration of one search."""
-        given: dict[str, object] = {"search_mode": mode} if mode is not None else {}
+        choices = {"search_mode": mode, "min_score": min_score}
+        given: dict[str, object] = {
+            key: value for key, value in choices.items() if value is not None
+        }
         if weights is not None:
             given["hybrid_weights"] = dict(zip(DEFAULT_HYBRID_WEIGHTS, weights, strict=True))
         return _overruled(self.config, given) if given else self.config
@@ -254,6 +275,7 @@ class Pipeline:
             gpu_memory_utilization=self.config.gpu_memory_utilization,
             kv_dtype=None if self.config.kv_dtype == "auto" else self.config.kv_dtype,
             cache_folder=self.config.home / "cache",
+            **self._engine_options,
         )
 
     @cached_property
@@ -476,20 +498,35 @@ class Pipeline:
         mode: str | None = None,
         weights: tuple[float, float] | None = None,
         rerank: str | bool | None = None,
+        min_score: float | str | None = None,
     ) -> Found:
         """Return the `k` best passages for a query, and whether they speak of it.
 
         `filter` says which passages may be found: `year>=2020 and path~"manual/*"`. `mode`, `weights` (dense,
-        words) and `rerank` (a model, or False) are as configured unless they are given.
+        words), `rerank` (a model, or False) and `min_score` ("auto", or a cosine) are as configured unless they
+        are given.
         IndexEmptyError: nothing is in the index. MismatchError: made with another embedder.
         UsageError: the filter cannot be read, or names a field that no document has.
         """
+        with self.turn:
+            return self._find(query, k, filter, mode, weights, rerank, min_score)
+
+    def _find(
+        self,
+        query: str,
+        k: int | None,
+        filter: str | Filter | None,
+        mode: str | None,
+        weights: tuple[float, float] | None,
+        rerank: str | bool | None,
+        min_score: float | str | None,
+    ) -> Found:
         query = _readable(query, "query")
         self.refuse_empty()
         from epicrag.index.filters import parse_filter
         from epicrag.index.retrieve import Request, check_embedder, find
 
-        config = self._searching(mode, weights)
+        config = self._searching(mode, weights, min_score)
         request = Request(
             query,
             k=k or config.top_k,
@@ -513,27 +550,10 @@ class Pipeline:
     def ask(
         self,
         question: str,
-        *,
-        k: int | None = None,
-        policy: Policy | str | None = None,
-        sampling: Sampling | None = None,
-        strict: bool = False,
-        shuffle_seed: int | None = None,
-        chunks: Sequence[Hit] | None = None,
-        filter: str | Filter | None = None,
+        **options: Any,
     ) -> Answer:
-        """Answer a question from the documents; see `stream`."""
-        stream = self.stream(
-            question,
-            k=k,
-            policy=policy,
-            sampling=sampling,
-            strict=strict,
-            shuffle_seed=shuffle_seed,
-            chunks=chunks,
-            filter=filter,
-        )
-        return stream.finish()
+        """Answer a question from the documents; `options` are those of `stream`."""
+        return self.stream(question, **options).finish()
 
     def stream(
         self,
@@ -545,43 +565,58 @@ class Pipeline:
         strict: bool = False,
         shuffle_seed: int | None = None,
         chunks: Sequence[Hit] | None = None,
-        filter: str | Filter | None = None,
+        history: Sequence[Turn] = (),
+        query: str | None = None,
+        namespace: str = "",
+        say: Callable[[str], None] | None = None,
+        **search: Any,
     ) -> AnswerStream:
         """Retrieve now, and answer while the result is iterated.
 
         `chunks` are taken in place of retrieval, in their order. `shuffle_seed` puts the passages in a
-        random order. `filter` is that of `find`. Nothing relevant: `answered` is False, or AbstainedError
-        under `strict`.
+        random order. `history` is the conversation so far, and `query` what is searched for in place of the
+        question. `search` are options of `find`. `namespace` keeps what is found again of the conversation
+        apart from that of others. `say` is told what takes long. Nothing relevant: `answered` is False, or AbstainedError under `strict`.
         """
         question = _readable(question, "question")
         policy = self._policy(policy)
-        if self._given_engine is None:
-            self._model_path(
-                self.config.model
-            )  # a model that is not there is said before the search
-        hits, relevance, spent_ms = self._hits(question, k, chunks, filter)
-        if shuffle_seed is not None:
-            random.Random(shuffle_seed).shuffle(hits)
-        ask = Ask(question, tuple(hits), self.config.model, spent_ms, strict, relevance)
-        if not hits or (relevance and not relevance.is_relevant):
-            return AnswerStream(ask, None)
-        prompt = self.prompt(question, hits)
-        sampling = sampling or self.sampling()
-        lacking = self.foretell_kv(prompt, policy, sampling.max_tokens)
-        self._expect_kv(policy, prompt, hits, lacking)
+        with self.turn:
+            if self._given_engine is None:
+                # A model that is not there is said before the search.
+                self._model_path(self.config.model)
+            hits, relevance, spent_ms = self._hits(query or question, k, chunks, search)
+            if shuffle_seed is not None:
+                random.Random(shuffle_seed).shuffle(hits)
+            ask = Ask(question, tuple(hits), self.config.model, spent_ms, strict, relevance)
+            if not hits or (relevance and not relevance.is_relevant):
+                return AnswerStream(ask, None)
+            prompt = replace(
+                self.prompt(question, hits), history=tuple(history), namespace=namespace
+            )
+            sampling = sampling or self.sampling()
+            lacking = self.foretell_kv(prompt, policy, sampling.max_tokens, say)
+            self._expect_kv(policy, prompt, hits, lacking)
         generation = self.engine.generate(prompt, policy=policy, sampling=sampling)
 
         def on_end() -> list[str]:
-            self._note_kv(policy, prompt, hits)
-            return self._kept(policy, [prompt.pieces[index] for index in lacking])
+            with self.turn:
+                self._note_kv(policy, prompt, hits)
+                return self._kept(policy, [prompt.pieces[index] for index in lacking])
 
         return AnswerStream(ask, generation, on_end=on_end)
 
-    def foretell_kv(self, prompt: Prompt, policy: Policy, n_new: int) -> dict[int, int]:
+    def foretell_kv(
+        self,
+        prompt: Prompt | Chat,
+        policy: Policy,
+        n_new: int,
+        say: Callable[[str], None] | None = None,
+    ) -> dict[int, int]:
         """Say how much KV has to be computed before the first word; return it by piece, in tokens."""
         lacking = self.engine.lacking(prompt, policy, n_new=n_new)
-        if lacking and self._say:
-            self._say(
+        say = say or self._say
+        if lacking and say:
+            say(
                 f"computing the KV of {_passages(len(lacking))} first ({sum(lacking.values()):,} tokens)"
             )
         return lacking
@@ -638,7 +673,7 @@ class Pipeline:
         question: str,
         k: int | None,
         chunks: Sequence[Hit] | None,
-        filter: str | Filter | None,
+        search: Mapping[str, Any],
     ) -> tuple[list[Hit], Relevance | None, float]:
         """Return the passages, each text once, what speaks for them, and the milliseconds it took."""
         if chunks is not None:
@@ -649,7 +684,7 @@ class Pipeline:
         self.refuse_empty()
         _ = self.embedder, self.vectors, self.reranker  # loading them is no part of the question
         began = time.perf_counter()
-        found = self.find(question, k=k, filter=filter)
+        found = self.find(question, k=k, **search)
         return list(found.hits), found.relevance, (time.perf_counter() - began) * 1000
 
     def prompt(self, question: str, hits: Sequence[Hit]) -> Prompt:

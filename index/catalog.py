@@ -308,6 +308,13 @@ class Catalog:
         )
         return [(row, chunk_id, _decode(path)) for row, chunk_id, path in rows]
 
+    def chunk_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows of all chunks, ascending, and the tokens of each: (N,), (N,). No text is read."""
+        with self._database.cursor("SELECT row, n_tokens FROM chunks") as rows:
+            table = np.fromiter(rows, np.dtype((np.int64, 2)))
+        chunk_rows, tokens = table[np.argsort(table[:, 0])].T.copy()
+        return chunk_rows, tokens
+
     def previous(self, row: int) -> Chunk | None:
         """Return the passage before a chunk in its document; None for the first."""
         found = self._chunks(

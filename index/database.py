@@ -38,8 +38,11 @@ class Database:
         self._depth = 0  # of transactions: a snapshot may be opened inside another
 
     @classmethod
-    def open(cls, file: Path, *, create: bool) -> Database:
-        """Open, check and migrate. IndexEmptyError when there is nothing and `create` is false."""
+    def open(cls, file: Path, *, create: bool, schema: migrations.Schema | None = None) -> Database:
+        """Open, check and migrate: a catalog, unless another schema is given.
+
+        IndexEmptyError when there is nothing and `create` is false.
+        """
         if not create and not _holds_anything(file):
             raise IndexEmptyError(
                 f"there is no index at {file.parent}", "run `epicrag ingest PATH`"
@@ -50,7 +53,7 @@ class Database:
             _check_magic(file)
             connection = _connect(file)
             try:
-                _prepare(connection, file, create)
+                _prepare(connection, file, create, schema)
             except BaseException:
                 connection.close()
                 raise
@@ -252,7 +255,9 @@ def _is_in_use(file: Path) -> bool:
     return shared.exists() or _holds_anything(log)
 
 
-def _prepare(connection: sqlite3.Connection, file: Path, create: bool) -> None:
+def _prepare(
+    connection: sqlite3.Connection, file: Path, create: bool, schema: migrations.Schema | None
+) -> None:
     """Check the database, and bring its schema up to date."""
     if migrations.is_blank(connection):
         if not create:
@@ -267,6 +272,6 @@ def _prepare(connection: sqlite3.Connection, file: Path, create: bool) -> None:
         if verdict != "ok":
             raise damaged(file, verdict)
     try:
-        migrations.migrate(connection)
+        migrations.migrate(connection, schema)
     except DamagedError as error:
         raise damaged(file, error.message) from error

@@ -170,6 +170,18 @@ MIGRATIONS = (
 )
 
 
+class Schema(NamedTuple):
+    """What a database of epicrag is: the number in its header, its steps, and its name for people."""
+
+    application_id: int
+    migrations: tuple[Migration, ...]
+    kind: str
+
+
+def catalog() -> Schema:
+    return Schema(APPLICATION_ID, MIGRATIONS, "a catalog")
+
+
 def words_again() -> Iterator[str]:
     """Yield the statements that make the words anew, however damaged those are that are there."""
     yield "DROP TRIGGER IF EXISTS words_insert"
@@ -185,18 +197,20 @@ def is_blank(connection: sqlite3.Connection) -> bool:
     return not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
 
 
-def applied(connection: sqlite3.Connection) -> list[str]:
-    """Return the names of the steps this database has; DamagedError when it is not a catalog."""
+def applied(connection: sqlite3.Connection, schema: Schema | None = None) -> list[str]:
+    """Return the names of the steps this database has; DamagedError when it is of another kind."""
+    schema = schema or catalog()
     if is_blank(connection):
         return []
-    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        raise DamagedError("this SQLite file is not a catalog of epicrag")
+    if connection.execute("PRAGMA application_id").fetchone()[0] != schema.application_id:
+        raise DamagedError(f"this SQLite file is not {schema.kind} of epicrag")
     return [name for (name,) in connection.execute("SELECT name FROM migrations ORDER BY step")]
 
 
-def is_current(connection: sqlite3.Connection) -> bool:
+def is_current(connection: sqlite3.Connection, schema: Schema | None = None) -> bool:
     """Return whether no step is missing; MismatchError when there are steps we do not know."""
-    have, known = applied(connection), [migration.name for migration in MIGRATIONS]
+    schema = schema or catalog()
+    have, known = applied(connection, schema), [step.name for step in schema.migrations]
     if have[: len(known)] != known[: len(have)] or len(have) > len(known):
         raise MismatchError(
             f"the index was written by another version of epicrag: its schema is {have[-1]},"
@@ -206,21 +220,22 @@ def is_current(connection: sqlite3.Connection) -> bool:
     return len(have) == len(known)
 
 
-def migrate(connection: sqlite3.Connection) -> None:
+def migrate(connection: sqlite3.Connection, schema: Schema | None = None) -> None:
     """Apply the missing steps in one transaction: after a kill, all of them happened or none."""
-    if is_current(connection):
+    schema = schema or catalog()
+    if is_current(connection, schema):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
         done = len(
-            applied(connection)
+            applied(connection, schema)
         )  # again, under the lock: another process may have been first
         if not done:
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA application_id = {schema.application_id}")
             connection.execute(
                 "CREATE TABLE migrations (step INTEGER PRIMARY KEY, name TEXT NOT NULL)"
             )
-        for step, migration in list(enumerate(MIGRATIONS, start=1))[done:]:
+        for step, migration in list(enumerate(schema.migrations, start=1))[done:]:
             for statement in _statements(migration.script):
                 connection.execute(statement)
             connection.execute("INSERT INTO migrations VALUES (?, ?)", (step, migration.name))

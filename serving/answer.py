@@ -62,8 +62,10 @@ class Answering:
         self._policy = policy
         self._mode = mode
         self._n_pieces = n_pieces
-        self._sampler = Sampler(sampling)
-        self._stream = TextStream(engine.tokenizer, sampling.stop)
+        grammar = sampling.grammar
+        self._sampler = Sampler(sampling, engine.vocabulary.follow(grammar) if grammar else None)
+        state.is_constrained = grammar is not None
+        self._stream = TextStream(engine.tokenizer, () if grammar else sampling.stop)
         self._placed: Placed | None = None
         self._busy_before = 0
         self._watch = Watch()
@@ -108,6 +110,9 @@ class Answering:
             text = self._stream.push(token)
             if self._stream.stopped:
                 state.finish_reason = "stop"
+            elif self._sampler.is_complete:
+                state.finish_reason = "stop"
+                text += self._stream.end()
             elif state.completion_tokens >= sampling.max_tokens:
                 text += self._stream.end()
             else:

@@ -48,7 +48,7 @@ class ChunkCache:
 
     What the pool evicts goes to host memory, as far as `host_budget` bytes allow. Every chunk goes through the
     store's dtype, also when it was compiled this instant, so that an answer does not depend on whether its chunks
-    were warm. In 8 bits it is the same bytes and scales in every tier; what opens a prompt, and what cannot be
+    were warm. Chunks of a namespace are stored in `other_store`, apart from the index. In 8 bits it is the same bytes and scales in every tier; what opens a prompt, and what cannot be
     rounded, stays in `wide_dtype`.
     """
 
@@ -61,6 +61,7 @@ class ChunkCache:
         profile: str,
         system: tuple[int, ...],
         store: KVStore | None,
+        other_store: KVStore | None = None,
         store_dtype: torch.dtype,
         wide_dtype: torch.dtype | None = None,
         wide_profile: str | None = None,
@@ -72,6 +73,7 @@ class ChunkCache:
         self._layers = layers
         self._system = system
         self._store = store
+        self._other_store = other_store
         self._store_dtype = store_dtype
         self._wide_dtype = wide_dtype or store_dtype
         self._wide_profile = wide_profile
@@ -109,7 +111,15 @@ class ChunkCache:
         """Whether some tier has a chunk, so that it need not be computed; nothing is read or checked."""
         key = self.key(recipe)
         in_memory = self._pool.has(key) or key in self.host
-        return in_memory or (self._store is not None and self._store.contains(key))
+        return in_memory or self._is_stored(recipe)
+
+    def _store_of(self, recipe: Recipe) -> KVStore | None:
+        """Where a chunk is kept on disk; None: nowhere."""
+        return self._other_store if recipe.namespace else self._store
+
+    def _is_stored(self, recipe: Recipe) -> bool:
+        store = self._store_of(recipe)
+        return store is not None and store.contains(self.key(recipe))
 
     def acquire(self, recipe: Recipe) -> tuple[tuple[Run, ...], int]:
         """Pin a chunk in the pool. Returns its rows, and how many tokens had to be computed for it now."""
@@ -156,16 +166,16 @@ class ChunkCache:
             if not self._pins[key]:
                 del self._pins[key]
                 self.pinned_pages -= self._pool.pages_of(key)
-                if self._store is not None:
-                    self._store.unpin(key)
+                if (store := self._store_of(recipe)) is not None:
+                    store.unpin(key)
 
     def _pin(self, recipe: Recipe) -> None:
         self.acquire(recipe)
         key = self.key(recipe)
         if key not in self._pins:
             self.pinned_pages += self._pool.pages_of(key)
-            if self._store is not None:
-                self._store.pin(key)
+            if (store := self._store_of(recipe)) is not None:
+                store.pin(key)
         self._pins[key] += 1
 
     def _on_leave(self, key: str, dtype: torch.dtype) -> Callable[[Resident], None] | None:
@@ -198,7 +208,7 @@ class ChunkCache:
         known: set[str] = set()
         for index, recipe in enumerate(recipes):
             key = self.key(recipe)
-            if key in known or (self._store is not None and self._store.contains(key)):
+            if key in known or self._is_stored(recipe):
                 yield Compiled(index, key, 0)
                 continue
             known.add(key)
@@ -229,11 +239,12 @@ class ChunkCache:
 
     def _load(self, key: str, recipe: Recipe) -> Entry | None:
         """Read an entry from the store; None when it is absent, damaged, or not of this length."""
-        if self._store is None:
+        store = self._store_of(recipe)
+        if store is None:
             return None
         from epicrag.index.kvstore import Missing
 
-        found = self._store.get(key)
+        found = store.get(key)
         if isinstance(found, Missing):
             if found.reason == "damaged":
                 _log.warning("damaged KV of a chunk: computing it again (%s)", found.detail)
@@ -244,7 +255,7 @@ class ChunkCache:
         fits = (found.keys.shape, found.values.shape) == tuple((*shape, n) for n in widths)
         if not fits or (found.scales is not None and not self._rounds):
             _log.warning("KV entry %s has a foreign shape: computing it again", key[:12])
-            self._store.delete(key)
+            store.delete(key)
             return None
         return Entry(found.keys, found.values, *(found.scales or ()))
 
@@ -252,9 +263,10 @@ class ChunkCache:
         """Round, and store, an entry that the store has in 16 bits; None where there is none to be rounded."""
         from epicrag.index.kvstore import Missing
 
-        if not self._rounds or recipe.opens or self._store is None or self._wide_profile is None:
+        store = self._store_of(recipe)
+        if not self._rounds or recipe.opens or store is None or self._wide_profile is None:
             return None
-        found = self._store.look(recipe.key(self._wide_profile))
+        found = store.look(recipe.key(self._wide_profile))
         if isinstance(found, Missing) or found.scales is not None:
             return None
         if found.keys.shape[2] != len(recipe.ids):
@@ -300,10 +312,11 @@ class ChunkCache:
 
     def _put(self, recipe: Recipe, entry: Entry, must_store: bool) -> None:
         """Write an entry. An answer does not need it on disk: then a disk that is full is a warning."""
-        if self._store is None:
+        store = self._store_of(recipe)
+        if store is None:
             return
         try:
-            self._store.put(self.key(recipe), entry.keys, entry.values, self._meta, entry.scales)
+            store.put(self.key(recipe), entry.keys, entry.values, self._meta, entry.scales)
         except EpicragError as error:
             if must_store:
                 raise

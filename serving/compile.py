@@ -67,10 +67,14 @@ class Recipe:
     opens: bool = field(default=False, compare=False)
     """Whether it is what prompts open with. All attention rests on its first tokens, and one copy serves every
     prompt: it is not rounded to 8 bits."""
+    namespace: str = ""
+    """Whose it is; "" is the index."""
 
     def key(self, profile: str) -> str:
         """Content-addressed KV key: 64 hex digits. `profile` stands for model, tokenizer, dtypes, RoPE,
-        layout version and namespace."""
+        and layout version."""
+        if self.namespace:
+            profile += "@" + hashlib.sha256(self.namespace.encode()).hexdigest()
         digest = hashlib.sha256(f"{profile}|{len(self.behind)}|{len(self.ids)}|".encode())
         tokens = array("I", (*self.behind, *self.ids))
         if sys.byteorder == "big":
@@ -99,17 +103,21 @@ class Frame:
         return cls(system, (first, second), (sink,) * N_SINKS)
 
     def recipe(
-        self, ids: tuple[int, ...], mode: str, before: tuple[int, ...] | None = None
+        self,
+        ids: tuple[int, ...],
+        mode: str,
+        before: tuple[int, ...] | None = None,
+        namespace: str = "",
     ) -> Recipe:
         """The recipe of a chunk in a mode; `before`: chunk ids of the passage before it, for `neighbour`."""
         if mode == "isolated":
-            return Recipe(ids)
+            return Recipe(ids, namespace=namespace)
         if mode == "sink":
-            return Recipe(ids, self.sinks)
+            return Recipe(ids, self.sinks, namespace=namespace)
         behind = (*self.system, *self.labels[0])
         if reads_neighbour(mode) and before:
             behind = (*behind, *_tail(before, mode), *self.labels[1])
-        return Recipe(ids, behind)
+        return Recipe(ids, behind, namespace=namespace)
 
 
 def compile_batch(

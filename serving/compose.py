@@ -1,6 +1,7 @@
 """The plan of a prompt, from sizes alone: where each unit starts, what is reused, what is computed.
 
-Touches no tensor. Positions are absolute and contiguous: unit after unit, token after token.
+Touches no tensor. Positions are absolute: unit after unit, token after token, but where a unit asks for a place
+of its own and leaves a gap before it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from epicrag.errors import UsageError
 from epicrag.serving.policies import Alpha, Correction, Damping, Full, Policy
 from epicrag.serving.prompt import Unit
 
@@ -34,6 +36,11 @@ class Segment:
         return self.start + self.length
 
     @property
+    def skip(self) -> int:
+        """How many rows are cached in front of it that it does not read."""
+        return len(self.unit.head)
+
+    @property
     def cacheable(self) -> bool:
         """Chunks, and the system unit at the very start, can be compiled once and reused."""
         return self.unit.kind == "chunk" or (self.unit.kind == "system" and self.start == 0)
@@ -48,19 +55,47 @@ class Layout:
 
     @property
     def n_tokens(self) -> int:
+        return sum(segment.length for segment in self.segments)
+
+    @property
+    def end(self) -> int:
+        """The position behind the last token."""
         return self.segments[-1].end if self.segments else 0
 
     @property
+    def solid(self) -> int:
+        """Up to which position there is no gap."""
+        end = 0
+        for segment in self.segments:
+            if segment.start != end:
+                break
+            end = segment.end
+        return end
+
+    @property
     def ids(self) -> tuple[int, ...]:
+        """The tokens in order."""
         return tuple(chain.from_iterable(segment.unit.ids for segment in self.segments))
 
+    @property
+    def by_place(self) -> tuple[int, ...]:
+        """The token at each position; 0 in a gap, where nothing stands."""
+        ids: list[int] = []
+        for segment in self.segments:
+            ids.extend([0] * (segment.start - len(ids)))
+            ids.extend(segment.unit.ids)
+        return tuple(ids)
 
-def compose(units: Sequence[Unit], window: int) -> Layout:
+
+def compose(units: Sequence[Unit], window: int, *, may_drop: bool = True) -> Layout:
     """Place units one after another; whole chunks are dropped from the tail until they fit `window` tokens.
 
     A chunk is never cut: a cut chunk would be another chunk. The layout may still exceed the window when
-    even without chunks the rest does not fit; the caller decides.
+    even without chunks the rest does not fit, or none `may_drop`; the caller decides. UsageError: a unit's own
+    place is taken by what stands before it.
     """
+    if not may_drop:
+        return _in_place(units)
     last = max((unit.piece for unit in units), default=-1)
     keep = last
     sizes = sum(len(unit.ids) + len(unit.tail) for unit in units)
@@ -78,6 +113,24 @@ def compose(units: Sequence[Unit], window: int) -> Layout:
         segments.append(Segment(unit, start))
         start += len(unit.ids)
     return Layout(tuple(segments), last - keep)
+
+
+def _in_place(units: Sequence[Unit]) -> Layout:
+    """All units, each at its own place, or behind the one before."""
+    segments = []
+    start = 0
+    for unit in units:
+        if unit.place is not None:
+            if unit.place < start:
+                raise UsageError(
+                    f"chunk {unit.piece + 1} cannot stand at offset {unit.place}: what is before it, "
+                    f"template and earlier chunks included, reaches up to {start}",
+                    f"give it an offset of {start} or more, or none",
+                )
+            start = unit.place
+        segments.append(Segment(unit, start))
+        start += len(unit.ids)
+    return Layout(tuple(segments))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,16 +19,17 @@ from epicrag.kernels import ops
 from epicrag.serving import link, plain
 from epicrag.serving.answer import Answering, Placed
 from epicrag.serving.attention import RefusedModel
-from epicrag.serving.cache import ChunkCache
+from epicrag.serving.cache import ChunkCache, Compiled
 from epicrag.serving.compile import Frame, Recipe, check_mode, reads_neighbour
 from epicrag.serving.compose import Layout, compose
+from epicrag.serving.constrain import Vocabulary
 from epicrag.serving.generation import Generation, State
 from epicrag.serving.model import LAYOUT_VERSION, ServedModel
 from epicrag.serving.plain import PlainPlaced
 from epicrag.serving.policies import Policy
-from epicrag.serving.pool import Pool
+from epicrag.serving.pool import NoPagesError, Pool
 from epicrag.serving.prefixes import PrefixTree
-from epicrag.serving.prompt import ASKING, ChatFormat, Piece, Prompt
+from epicrag.serving.prompt import ASKING, Chat, ChatFormat, Piece, Prompt
 from epicrag.serving.sample import Sampling
 from epicrag.serving.schedule import Limits, Scheduler, Ticket
 from epicrag.serving.stitched import Stitched
@@ -42,6 +44,7 @@ _log = logging.getLogger("epicrag")
 DEFAULT_COMPILE = "neighbour"
 DEFAULT_KV_BYTES = 2 << 30
 DEFAULT_GPU_SHARE = 0.9
+_WAIT_S = 0.02
 
 
 class Engine:
@@ -60,21 +63,24 @@ class Engine:
         *,
         name: str,
         store: KVStore | None = None,
+        other_store: KVStore | None = None,
         compile_mode: str = DEFAULT_COMPILE,
         kv_memory_bytes: int = DEFAULT_KV_BYTES,
         host_kv_memory_bytes: int = 0,
         gpu_memory_utilization: float = DEFAULT_GPU_SHARE,
         kv_dtype: torch.dtype | None = None,
-        namespace: str = "default",
+        context_limit: int | None = None,
         limits: Limits | None = None,
         self_check: bool = True,
     ) -> None:
         self.name = name
         self.model = model
         self.tokenizer = tokenizer
+        self.vocabulary = Vocabulary(tokenizer, model.eos_ids)
         self.chat = chat
         self.compile_mode = check_mode(compile_mode)
         self.refusal: str | None = None
+        self._context_limit = context_limit
         self._tokens: Counter[str] = Counter()
         _log.debug("%s runs through %s", name, model.forward_kind)
         bos = tokenizer.template_ids(chat.bos) if chat.bos else ()
@@ -84,7 +90,7 @@ class Engine:
         """What chunks' KV is kept in, on disk and in memory."""
         budget = _pool_bytes(model.device, kv_memory_bytes, gpu_memory_utilization)
         try:
-            self._open(store, budget, host_kv_memory_bytes, kv_dtype, namespace)
+            self._open(store, other_store, budget, host_kv_memory_bytes, kv_dtype)
             if self_check:
                 from epicrag.serving.assure import assure
 
@@ -97,10 +103,10 @@ class Engine:
     def _open(
         self,
         store: KVStore | None,
+        other_store: KVStore | None,
         budget: int,
         host_budget: int,
         kv_dtype: torch.dtype,
-        namespace: str,
     ) -> None:
         """Read the model's geometry and rotation, and make pool and caches. RefusedModel if it cannot be."""
         model = self.model
@@ -123,7 +129,7 @@ class Engine:
             "kv_dtype": str(kv_dtype),
             "rope": _rope_text(self.layers),
             "layout": str(LAYOUT_VERSION),
-            "namespace": namespace,
+            "namespace": "default",  # of keys since the first release: namespaces stand in the recipes
         }
         wide_dtype = _store_dtype(model.dtype) if kv_dtype == torch.int8 else kv_dtype
         wide_parts = {**parts, "kv_dtype": str(wide_dtype)}
@@ -134,6 +140,7 @@ class Engine:
             profile=_profile(parts),
             system=self.frame.system,
             store=store,
+            other_store=other_store,
             store_dtype=kv_dtype,
             wide_dtype=wide_dtype,
             wide_profile=_profile(wide_parts),
@@ -149,6 +156,7 @@ class Engine:
         *,
         name: str,
         store: KVStore | None = None,
+        other_store: KVStore | None = None,
         device: str = "auto",
         dtype: str = "auto",
         quantize: str = "none",
@@ -157,7 +165,7 @@ class Engine:
         host_kv_memory_bytes: int = 0,
         gpu_memory_utilization: float = DEFAULT_GPU_SHARE,
         kv_dtype: str | None = None,
-        namespace: str = "default",
+        context_limit: int | None = None,
         cache_folder: Path | None = None,
         limits: Limits | None = None,
         self_check: bool = True,
@@ -167,6 +175,8 @@ class Engine:
         KV memory is `kv_memory_bytes` on a CPU; on a GPU it is the share `gpu_memory_utilization` of what
         the weights leave free. `host_kv_memory_bytes` keep the KV of chunks that had to leave it. `kv_dtype`:
         what chunks' KV is kept in, on disk and in memory; "int8" halves it or better, None is 16 bits.
+        `other_store` keeps the KV of namespaces, apart from the index's in `store`. `context_limit`: a smaller
+        window than the model's.
         """
         check_mode(compile_mode)
         threads = settle()
@@ -181,12 +191,13 @@ class Engine:
             ChatFormat.load(path, tokenizer),
             name=name,
             store=store,
+            other_store=other_store,
             compile_mode=compile_mode,
             kv_memory_bytes=kv_memory_bytes,
             host_kv_memory_bytes=host_kv_memory_bytes,
             gpu_memory_utilization=gpu_memory_utilization,
             kv_dtype=getattr(torch, kv_dtype) if kv_dtype else None,
-            namespace=namespace,
+            context_limit=context_limit,
             limits=limits,
             self_check=self_check,
         )
@@ -203,7 +214,8 @@ class Engine:
 
     @property
     def context_window(self) -> int:
-        return self.model.context_window
+        window = self.model.context_window
+        return min(window, self._context_limit or window)
 
     @property
     def device(self) -> str:
@@ -241,7 +253,7 @@ class Engine:
         chunk_ids = self.chat.chunk_ids
         behind = piece.before if reads_neighbour(mode) else None
         before = chunk_ids(behind) if behind else None
-        return self.frame.recipe(ids or chunk_ids(piece.text), mode, before)
+        return self.frame.recipe(ids or chunk_ids(piece.text), mode, before, piece.namespace)
 
     def key_of(self, piece: Piece, mode: str | None = None) -> str:
         """KV key of a chunk in the engine's compile mode, or in another."""
@@ -252,23 +264,38 @@ class Engine:
     ) -> Iterator[tuple[int, str, int]]:
         """Store the KV of chunks: yields (index, key, tokens computed; 0 when it was there), lazily.
 
-        Each is on disk before it is yielded, so a stop at any moment loses at most one batch. Yields
-        nothing for a model that reuse is refused for.
+        Each is on disk before it is yielded, so a stop at any moment loses at most one batch. While running
+        requests hold the pages that it needs, it waits for them. Yields nothing for a model that reuse is
+        refused for.
         """
         if self.refusal:
             return
-        recipes = [self.recipe_of(piece, mode) for piece in pieces]
-        done = self.cache.ensure_stored([Recipe(self.frame.system, opens=True), *recipes])
-        while True:
-            with self.scheduler.turn():
-                item = next(done, None)
-            if item is None:
-                return
-            if item.index:
-                yield item.index - 1, item.key, item.n_tokens
+        recipes = [Recipe(self.frame.system, opens=True)]
+        recipes += [self.recipe_of(piece, mode) for piece in pieces]
+        left = dict(enumerate(recipes))
+        while left:
+            order = list(left)
+            done = self.cache.ensure_stored([left[index] for index in order])
+            while (item := self._next_compiled(done)) is not None:
+                index = order[item.index]
+                del left[index]
+                if index:
+                    yield index - 1, item.key, item.n_tokens
+
+    def _next_compiled(self, done: Iterator[Compiled]) -> Compiled | None:
+        """The next of some compiles, None at their end, or where they must be begun again after a wait."""
+        with self.scheduler.turn():
+            try:
+                return next(done, None)
+            except NoPagesError:
+                if not self.scheduler.n_running:
+                    raise
+        if not self.scheduler.step():
+            time.sleep(_WAIT_S)  # all that run wait for their readers
+        return None
 
     def lacking(
-        self, prompt: Prompt, policy: Policy, *, mode: str | None = None, n_new: int = 1
+        self, prompt: Prompt | Chat, policy: Policy, *, mode: str | None = None, n_new: int = 1
     ) -> dict[int, int]:
         """The chunks whose KV an answer would have to compute first: index of the piece, and its tokens."""
         if self.refusal or policy.reuse != "chunks":
@@ -284,30 +311,37 @@ class Engine:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def lay_out(self, prompt: Prompt, n_new: int) -> Layout:
-        """Place a prompt's units, dropping chunks that do not fit before `n_new` generated tokens."""
-        layout = compose(self.chat.units(prompt), self.context_window - n_new)
-        if layout.n_tokens + n_new > self.context_window:
+    def lay_out(self, prompt: Prompt | Chat, n_new: int) -> Layout:
+        """Place a prompt's units, dropping chunks that do not fit before `n_new` generated tokens.
+
+        UsageError: the rest does not fit, or, of a `Chat`, anything. Its text is the asker's: nothing is dropped.
+        """
+        window, is_chat = self.context_window, isinstance(prompt, Chat)
+        layout = compose(self.chat.units(prompt), window - n_new, may_drop=not is_chat)
+        if layout.end + n_new > window:
+            what = "the conversation" if is_chat else "the question alone"
             raise errors.UsageError(
-                f"the question alone needs {layout.n_tokens} tokens and {n_new} for the answer; "
-                f"the window of {self.name} is {self.context_window}",
-                "ask a shorter question, or lower --max-tokens",
+                f"{what} needs {layout.end} tokens and {n_new} for the answer; "
+                f"the window of {self.name} is {window}",
+                f"{'shorten it' if is_chat else 'ask a shorter question'}, or lower --max-tokens",
             )
         return layout
 
-    def recipes(self, layout: Layout, prompt: Prompt, mode: str) -> dict[int, Recipe]:
+    def recipes(self, layout: Layout, prompt: Prompt | Chat, mode: str) -> dict[int, Recipe]:
         """The recipe of each segment that can be reused, by its index."""
         out = {}
+        pieces = prompt.pieces
         for index, segment in enumerate(layout.segments):
             if segment.unit.kind == "chunk":
-                piece = prompt.pieces[segment.unit.piece]
-                out[index] = self.recipe_of(piece, mode, segment.unit.ids + segment.unit.tail)
+                piece = pieces[segment.unit.piece]
+                out[index] = self.recipe_of(piece, mode, segment.unit.stored)
             elif segment.cacheable:
-                out[index] = Recipe(segment.unit.ids, opens=True)
+                ids = segment.unit.ids
+                out[index] = Recipe(ids, opens=True, namespace=prompt.namespace)
         return out
 
     def stitched(
-        self, prompt: Prompt, policy: Policy, *, mode: str | None = None, n_new: int = 1
+        self, prompt: Prompt | Chat, policy: Policy, *, mode: str | None = None, n_new: int = 1
     ) -> Stitched:
         """Put a prompt into the pool under a policy, with room for `n_new` tokens. For benches and tests:
         `generate` is this with sampling around it."""
@@ -317,7 +351,7 @@ class Engine:
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Chat,
         *,
         policy: Policy,
         sampling: Sampling | None = None,
@@ -325,15 +359,15 @@ class Engine:
     ) -> Generation:
         """Answer a prompt. Nothing runs, and no place in the queue is taken, until the first delta is asked for.
 
-        A prompt with chunks also ends where the model begins a question of its own. Reading raises UsageError
-        when the question does not fit the window, DeviceError when KV memory can never hold it, and BusyError
+        A prompt with chunks also ends where the model begins a question of its own. UsageError: the grammar
+        cannot be followed with this model. Reading raises UsageError when the question does not fit the window, DeviceError when KV memory can never hold it, and BusyError
         when the queue is full.
         """
         return self._generation(prompt, policy, sampling, mode)[0]
 
     def submit(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Chat,
         *,
         policy: Policy,
         sampling: Sampling | None = None,
@@ -355,10 +389,10 @@ class Engine:
         return self.scheduler.step()
 
     def _generation(
-        self, prompt: Prompt, policy: Policy, sampling: Sampling | None, mode: str | None
+        self, prompt: Prompt | Chat, policy: Policy, sampling: Sampling | None, mode: str | None
     ) -> tuple[Generation, Ticket]:
         sampling = sampling or Sampling()
-        if prompt.pieces:
+        if isinstance(prompt, Prompt) and prompt.pieces:
             sampling = replace(sampling, stop=(*sampling.stop, ASKING))
         state = State()
         chosen = check_mode(policy.compile_mode or mode or self.compile_mode)

@@ -21,6 +21,7 @@ class State:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     pieces_used: int = 0
+    is_constrained: bool = False
     token_ids: list[int] = field(default_factory=list)
 
 
@@ -66,7 +67,7 @@ class Generation:
 
     @property
     def finish_reason(self) -> str:
-        """ "stop" (an end token or a stop string) or "length" (max_tokens, or the window was full)."""
+        """ "stop" (an end token, a stop string, or a grammar that is satisfied) or "length" (max_tokens, or the window was full)."""
         return self._state.finish_reason
 
     @property
@@ -83,6 +84,11 @@ class Generation:
     def pieces_used(self) -> int:
         """How many of the prompt's pieces went in; the others did not fit the window."""
         return self._state.pieces_used
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether it follows a grammar: JSON, say, and no prose."""
+        return self._state.is_constrained
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from epicrag.serving.attention import Correction, FlatBatch, Request
 from epicrag.serving.compile import compute_dtype, private_spans
 
 if TYPE_CHECKING:
-    from epicrag.serving.compose import Layout, Plan, Reused
+    from epicrag.serving.compose import Layout, Plan, Reused, Segment
     from epicrag.serving.model import ServedModel
     from epicrag.serving.policies import Alpha
     from epicrag.serving.pool import Pool, Run
@@ -102,7 +102,7 @@ class Linked:
         """
         low, end = self.used, len(self.plan.positions)
         high = end if most is None else self._cut(low, min(low + max(1, most), end))
-        ids = self.layout.ids
+        ids = self.layout.by_place
         tokens = [ids[p] for p in self.plan.positions[low:high]]
         return Job(self, tokens, last if high == end else 0)
 
@@ -227,14 +227,14 @@ def stitch(
     try:
         every = torch.cat([torch.arange(run.start, run.start + run.length) for run in runs])
         rows = every[:n_tokens].to(model.device)
-        new = torch.arange(layout.n_tokens, layout.n_tokens + n_new)
+        new = torch.arange(layout.end, layout.end + n_new)
         places = torch.cat([torch.tensor(plan.positions, dtype=torch.int64), new]).to(model.device)
         change_of = dict(zip(changes, every[n_tokens:].tolist(), strict=False))
         shared: list[ops.Span] = []
         for part in plan.reused:
-            start = layout.segments[part.segment].start
+            segment = layout.segments[part.segment]
             change = change_of[part.segment, part.alpha] if part.alpha else -1
-            shared.extend(_spans(part, start, resident[part.segment], change))
+            shared.extend(_spans(part, segment, resident[part.segment], change))
         fixes = _fixes(layout, plan, resident, change_of)
         return Linked(model, pool, layers, layout, plan, shared, runs, rows, places, fixes)
     except BaseException:
@@ -242,15 +242,18 @@ def stitch(
         raise
 
 
-def _spans(part: Reused, start: int, runs: tuple[Run, ...], change: int) -> list[ops.Span]:
-    """Spans over rows [part.low, part.high) of a segment that starts at `start`, its holes left out."""
+def _spans(part: Reused, segment: Segment, runs: tuple[Run, ...], change: int) -> list[ops.Span]:
+    """Spans over rows [part.low, part.high) of a segment, its holes left out."""
     out = []
+    start = segment.start - segment.skip  # where the first cached row would stand
+    holes_at = tuple([hole + segment.skip for hole in part.holes]) if segment.skip else part.holes
+    begin, end = part.low + segment.skip, part.high + segment.skip
     local = 0
     for run in runs:
-        low, high = max(part.low, local), min(part.high, local + run.length)
+        low, high = max(begin, local), min(end, local + run.length)
         if low < high:
             row = run.start + low - local
-            inside = part.holes[bisect_left(part.holes, low) : bisect_left(part.holes, high)]
+            inside = holes_at[bisect_left(holes_at, low) : bisect_left(holes_at, high)]
             holes = torch.tensor([hole - low for hole in inside]) if inside else None
             span = ops.Span(row, high - low, start, start + low, part.bias, None, change, holes)
             out.append(span)
@@ -270,15 +273,15 @@ def _fixes(
         alphas.setdefault(index, []).append(alpha)
     fixes = []
     for index, mine in alphas.items():
-        start, again = layout.segments[index].start, plan.again[index]
-        first = bisect_left(plan.positions, start)
+        segment, again = layout.segments[index], plan.again[index]
+        first = bisect_left(plan.positions, segment.start)
         skip = _n_sinks(again)
-        local = again[skip:]
+        local = _shifted(again[skip:], segment.skip)
         share = 1 / len(local)
         fixes.append(
             Fix(
                 tuple(range(first + skip, first + len(again))),
-                _shifted(local, start),
+                _shifted(local, segment.start - segment.skip),
                 local,
                 _rows_at(resident[index], local),
                 tuple((alpha.keys * share,) * len(local) for alpha in mine),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,10 +28,18 @@ UnitKind = Literal["system", "label", "chunk", "history", "question"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk as the engine sees it: its text, and the text of the passage before it in its document."""
+    """A chunk as the engine sees it: its text, and the text of the passage before it in its document.
+
+    `namespace` is whose it is: equal texts of two namespaces are two entries; "" is the index. In a `Chat` a piece
+    may have a place, `offset`, the position of its first token, and may stand there only as far as `shown`, which
+    its text begins with.
+    """
 
     text: str
     before: str | None = None
+    namespace: str = ""
+    offset: int | None = None
+    shown: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,41 @@ class Prompt:
     system: str = DEFAULT_SYSTEM
     history: tuple[Turn, ...] = ()
     labels: bool = True
+    namespace: str = ""
+    """Whose system prompt and history it is: what is kept of them is found again by their own requests only."""
+
+
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a `Chat`: its text, in which chunks may stand anywhere."""
+
+    role: Role
+    parts: tuple[str | Piece, ...]
+
+    def without_pieces(self) -> Message:
+        """The same text, all of it plain."""
+        parts = (part if isinstance(part, str) else part.shown or part.text for part in self.parts)
+        return Message(self.role, ("".join(parts),))
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation as it is: nothing is put around its chunks, no number, no blank line.
+
+    A chunk's KV is the one that a `Prompt` uses too, without the rows of what joins it to its number.
+    """
+
+    messages: tuple[Message, ...]
+    namespace: str = ""
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Its chunks, in prompt order."""
+        parts = (part for message in self.messages for part in message.parts)
+        return tuple(part for part in parts if isinstance(part, Piece))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +103,17 @@ class Unit:
     piece: int = -1
     tail: tuple[int, ...] = ()
     """Ids behind a chunk that lead over to the next one: cached with it, and left out where it is the last."""
+    head: tuple[int, ...] = ()
+    """Ids in front of a chunk that are cached with it, and do not stand in the prompt."""
+    beyond: tuple[int, ...] = ()
+    """The same behind it."""
+    place: int | None = None
+    """The position of its first id; None where it stands behind what is before it."""
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """All that is cached of a chunk."""
+        return (*self.head, *self.ids, *self.tail, *self.beyond)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +164,10 @@ class ChatFormat:
             pieces.append(before)
         return [*pieces, text]
 
-    def units(self, prompt: Prompt) -> list[Unit]:
+    def units(self, prompt: Prompt | Chat) -> list[Unit]:
         """Lay a prompt out: system, history, label and chunk by turns, question. Every unit stands alone."""
+        if isinstance(prompt, Chat):
+            return self._chat_units(prompt)
         plain, control = self.tokenizer.ids, self.tokenizer.template_ids
         lead, tail = (plain(LEAD), plain(TAIL)) if prompt.labels else ((), plain("\n\n"))
         opening = ("Documents:" + (TAIL if prompt.labels else "\n\n")) if prompt.pieces else ""
@@ -142,6 +198,59 @@ class ChatFormat:
         question = f"{ASKING} {prompt.question}" if prompt.pieces else prompt.question
         units.append(Unit("question", (*plain(question), *control(frame[-1]))))
         return [unit for unit in units if unit.ids]
+
+    def _chat_units(self, chat: Chat) -> list[Unit]:
+        """Lay a conversation out; what follows its last chunk is the question."""
+        control = self.tokenizer.template_ids
+        messages, frame = self._framed(chat.messages)
+        units: list[Unit] = []
+        ids: list[int] = []
+        index = 0
+        for message, before in zip(messages, frame, strict=False):
+            ids.extend(control(before))
+            for part in message.parts:
+                if isinstance(part, str):
+                    ids.extend(self.tokenizer.ids(part))
+                    continue
+                units.append(Unit("history", tuple(ids)))
+                units.append(self._bare(part, index))
+                index, ids = index + 1, []
+        units.append(Unit("question", (*ids, *control(frame[-1]))))
+        return [unit for unit in units if unit.ids]
+
+    def _framed(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[str]]:
+        """The messages as the template takes them, and the frame around them.
+
+        Where it takes no system message, its text opens the message of the user that follows.
+        """
+        frame = self.frame([message.role for message in messages])
+        if frame is not None:
+            return messages, frame
+        merged: list[Message] = []
+        opening: tuple[str | Piece, ...] = ()
+        for message in messages:
+            if message.role == "system":
+                opening = (*opening, *message.parts, "\n\n")
+            else:
+                merged.append(replace(message, parts=(*opening, *message.parts)))
+                opening = ()
+        if opening:
+            merged.append(Message("user", opening))
+        frame = self.frame([message.role for message in merged])
+        if frame is not None:
+            return merged, frame
+        return messages, [self.bos, *["\n\n"] * (len(messages) - 1), "\n\nAnswer:"]
+
+    def _bare(self, piece: Piece, index: int) -> Unit:
+        """A chunk as it stands in a conversation: its own ids, cached within those of a numbered one."""
+        plain = self.tokenizer.ids
+        ids, rest = tuple(plain(piece.text)), tuple(plain(TAIL))
+        if piece.shown is not None and piece.shown != piece.text:
+            shown = tuple(plain(piece.shown))
+            if ids[: len(shown)] != shown:  # its last token reaches over the end of what is shown
+                return Unit("history", shown, index, place=piece.offset)
+            ids, rest = shown, (*ids[len(shown) :], *rest)
+        return Unit("chunk", ids, index, head=tuple(plain(LEAD)), beyond=rest, place=piece.offset)
 
     def chunk_ids(self, text: str, labels: bool = True) -> tuple[int, ...]:
         """The ids that are cached for a chunk: its text, with what joins it to its number and to the next chunk."""

@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from epicrag.serving.constrain import Constraint, Grammar
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to choose tokens. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 cut nothing.
 
-    The same seed gives the same text on the same machine. Raises UsageError on values that mean nothing.
+    The same seed gives the same text on the same machine. Under a `grammar` stop strings are not looked for: they
+    would cut what the grammar makes whole. Raises UsageError on values that mean nothing.
     """
 
     max_tokens: int = 256
@@ -26,6 +29,7 @@ class Sampling:
     top_k: int = 0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         bad = [
@@ -46,14 +50,27 @@ class Sampling:
 
 
 class Sampler:
-    """One request's choices: greedy, or drawn with a generator of its own."""
+    """One request's choices: greedy, or drawn with a generator of its own, among what its grammar allows."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, constraint: Constraint | None = None) -> None:
         self._sampling = sampling
+        self._constraint = constraint
         self._generator: torch.Generator | None = None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the grammar is satisfied and nothing can follow."""
+        return self._constraint is not None and self._constraint.is_complete
+
     def __call__(self, logits: Tensor) -> int:
-        """Choose a token from logits (V,)."""
+        """Choose a token from logits (V,). UsageError when the grammar cannot be followed further."""
+        if self._constraint is None:
+            return self._choose(logits)
+        token = self._choose(self._constraint.mask(logits))
+        self._constraint.take(token)
+        return token
+
+    def _choose(self, logits: Tensor) -> int:
         sampling = self._sampling
         if sampling.temperature == 0:
             return int(logits.argmax())

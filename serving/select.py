@@ -73,7 +73,8 @@ class Look:
         """Pool rows of a segment. More may be cached of a chunk than the prompt reads (see `Segment`)."""
         runs = self.resident[index]
         rows = [row for run in runs for row in range(run.start, run.start + run.length)]
-        return rows[: self.layout.segments[index].length]
+        segment = self.layout.segments[index]
+        return rows[segment.skip : segment.skip + segment.length]
 
     def cost(self, n_tokens: int, n_layers: int) -> float:
         return n_tokens * n_layers / self.n_layers
@@ -194,8 +195,8 @@ def attention_to(
             tables.append(ops.Rows(low, high, request.positions[low:high], request.spans))
         dtype = compute_dtype(look.model.dtype)
         flat = FlatBatch(look.pool, look.layers, [request], dtype)
-        batch = _Watching(flat, tables, watched, selector.heads, look.layout.n_tokens)
-        ids = look.layout.ids
+        batch = _Watching(flat, tables, watched, selector.heads, look.layout.end)
+        ids = look.layout.by_place
         look.model.forward([ids[place] for place in places], request.positions, batch, [0])
     finally:
         linked.close()
@@ -278,11 +279,11 @@ def deviations(look: Look, free: list[int]) -> tuple[Tensor, float]:
     batch = _Deviating(
         look,
         positions,
-        [(segments[i].start, look.rows(i)) for i in known],
+        [(segments[i].start, segments[i].skip, look.rows(i)) for i in known],
         torch.tensor([index_of[place] for place in free], device=device),
         torch.tensor([cached[place] for place in free], device=device),
     )
-    ids = look.layout.ids
+    ids = look.layout.by_place
     look.model.forward([ids[place] for place in places], positions, batch, [0])
     return batch.scores.cpu(), look.cost(len(places), min(2, look.n_layers))
 
@@ -297,7 +298,7 @@ class _Deviating:
         self,
         look: Look,
         positions: Tensor,
-        exact: Sequence[tuple[int, list[int]]],
+        exact: Sequence[tuple[int, int, list[int]]],
         compared: Tensor,
         cached: Tensor,
     ) -> None:
@@ -319,8 +320,8 @@ class _Deviating:
         n = len(self._positions)
         spans = [ops.Span(0, n, 0, int(self._positions[0]), explicit=self._positions)]
         rows: list[int] = []
-        for start, part in self._exact:
-            spans.append(ops.Span(n + len(rows), len(part), start, start))
+        for start, skip, part in self._exact:
+            spans.append(ops.Span(n + len(rows), len(part), start - skip, start))
             rows.extend(part)
         known = torch.tensor(rows, dtype=torch.int64, device=keys.device)
         layers = self._look.layers

@@ -17,20 +17,22 @@ if TYPE_CHECKING:
     from epicrag.serving.engine import Engine
     from epicrag.serving.policies import Policy
     from epicrag.serving.pool import Run
-    from epicrag.serving.prompt import Prompt
+    from epicrag.serving.prompt import Chat, Prompt
 
 
-_ROOT = "chunks"
-"""Of private prefixes: they are computed over a system prompt that passed through the store's sixteen bits."""
+_ROOT, _BARE = "chunks:", "bare:"
+"""Of private prefixes: those computed over a system prompt that passed through the store's sixteen bits, and those
+without one."""
 
 
 class Stitched:
     """A prompt in the pool with everything its receipt needs; a context manager that gives all back."""
 
     def __init__(
-        self, engine: Engine, prompt: Prompt, policy: Policy, mode: str, n_new: int
+        self, engine: Engine, prompt: Prompt | Chat, policy: Policy, mode: str, n_new: int
     ) -> None:
         self._engine = engine
+        self._namespace = prompt.namespace
         self.late = (0, 0)
         """Rows that are read exact and stitched, of chunks that had to be compiled for this prompt."""
         self.computed = 0
@@ -52,13 +54,13 @@ class Stitched:
             self.close()
             raise
 
-    def _open(self, prompt: Prompt, n_new: int, watch: Watch) -> None:
+    def _open(self, prompt: Prompt | Chat, n_new: int, watch: Watch) -> None:
         engine = self._engine
         engine.pool.expect(self._least_rows(n_new), engine.pages_for_requests)
         recipes = engine.recipes(self.layout, prompt, self.mode)
         resident: dict[int, tuple[Run, ...]] = {}
         exact: dict[int, bool] = {}
-        ids = self.layout.ids
+        ids = self.layout.by_place[: self.layout.solid]
         system = 0
         late: set[int] = set()
         if self.policy.reuse == "chunks":
@@ -69,14 +71,15 @@ class Stitched:
                 self.computed += computed
                 if computed:
                     late.add(index)
-                start = self.layout.segments[index].start
-                exact[index] = len(recipe.behind) == start and recipe.behind == ids[:start]
+                segment = self.layout.segments[index]
+                behind = (*recipe.behind, *segment.unit.head)
+                exact[index] = len(behind) == segment.start and behind == ids[: segment.start]
         self.load_ms = watch.lap()
         self.plan = self._plan(exact, resident)
         if self._prefix.length:
             self.plan = skipped(self.plan, system, self._prefix.length)
         if self.policy.reuse == "prefix":
-            self._prefix = engine.prefixes.match(ids)
+            self._prefix = engine.prefixes.match(ids, self._root)
             self.plan = plan_prefix(self.layout, self._prefix.length)
         read = [part for part in self.plan.reused if part.segment in late]
         self.late = (
@@ -131,7 +134,7 @@ class Stitched:
         """
         self._system = recipes.get(0) if self.layout.segments[0].unit.kind == "system" else None
         length = len(self._system.ids) if self._system is not None else 0
-        found = self._engine.prefixes.match(ids[: self._private_end + 1], _ROOT)
+        found = self._engine.prefixes.match(ids[: self._private_end + 1], self._root)
         if found.length <= length:
             self._engine.prefixes.release(found)
             return length
@@ -143,9 +146,16 @@ class Stitched:
 
     @property
     def _private_end(self) -> int:
-        """Where the first chunk begins: what is computed up to there depends on no chunk."""
+        """Where the first chunk begins, or a gap: what is computed up to there depends on no chunk."""
         starts = [s.start for s in self.layout.segments if s.unit.kind == "chunk"]
-        return min(starts, default=self.layout.n_tokens)
+        return min([*starts, self.layout.solid])
+
+    @property
+    def _root(self) -> str:
+        """The ground that this prompt's prefixes are computed on (see `PrefixTree`)."""
+        if self.policy.reuse == "prefix":
+            return f"prefix:{self._namespace}"
+        return f"{_ROOT if self._system is not None else _BARE}{self._namespace}"
 
     def keep(self, generated: Sequence[int]) -> None:
         """Leave what is exact of this prompt to later ones: what no stitched chunk had a part in.
@@ -155,9 +165,9 @@ class Stitched:
         linked, policy = self._linked, self.policy
         if linked is None or not linked.is_linked or policy.reuse == "nothing":
             return
-        ids = self.layout.ids
+        ids = self.layout.by_place[: self.layout.solid]
         end = len(ids) if policy.reuse == "prefix" else self._private_end
-        if end == len(ids):
+        if end == self.layout.end:
             ids = (*ids, *generated[: linked.used - len(self.plan.positions)])
             end = len(ids)
         if end <= self._prefix.length:
@@ -170,8 +180,7 @@ class Stitched:
             self._prefix = Match(len(self._system.ids), runs, key)
         parent, self._prefix = self._prefix, Match()
         runs, linked.runs = linked.runs, ()
-        root = _ROOT if policy.reuse == "chunks" else ""
-        self._engine.prefixes.keep(ids[:end], parent, runs, root)
+        self._engine.prefixes.keep(ids[:end], parent, runs, self._root)
 
     def close(self) -> None:
         """Release pages and pins. Safe to call again."""

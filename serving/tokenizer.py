@@ -66,6 +66,15 @@ class UnitTokenizer:
         """Every id that text must never yield."""
         return frozenset(self._special.values())
 
+    @property
+    def size(self) -> int:
+        """How many ids there are, control tokens included."""
+        return int(self._full.get_vocab_size(with_added_tokens=True))
+
+    def to_json(self) -> str:
+        """The whole tokenizer as `tokenizer.json` writes it, control tokens included."""
+        return str(self._full.to_str())
+
     def ids(self, text: str) -> tuple[int, ...]:
         """Token ids of plain text, tokenised alone, never a control token."""
         return self._known(text) if len(text) <= KNOWN_CHARS else self._ids(text)

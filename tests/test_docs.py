@@ -9,7 +9,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 STRUCTURE = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
-ROOMS = ("cli", "connectors", "epicrag", "index", "kernels", "serving", "epicrag/llamaindex")
+ROOMS = (
+    "cli",
+    "connectors",
+    "epicrag",
+    "index",
+    "kernels",
+    "serving",
+    "epicrag/llamaindex",
+    "epicrag/server",
+)
 FILES = [path for room in ROOMS for path in sorted((ROOT / room).glob("*.py"))]
 NAMED = set(re.findall(r"`(?:\w+/)*(\w+\.py)`", STRUCTURE))
 

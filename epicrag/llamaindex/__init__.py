@@ -1,6 +1,6 @@
-"""epicrag in LlamaIndex: an LLM, a retriever and a synthesizer that keep chunk boundaries byte-exact.
+"""epicrag in LlamaIndex: an LLM, a retriever, a synthesizer and chat engines that keep chunk boundaries byte-exact.
 
-`query_engine()` puts the three together. LlamaIndex is imported when one of the names is used.
+`query_engine()` and `chat_engine()` put them together. LlamaIndex is imported when one of the names is used.
 """
 
 from __future__ import annotations
@@ -9,25 +9,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from epicrag.llamaindex.engine import EpicragQueryEngine, query_engine
+    from epicrag.llamaindex.chat import (
+        EpicragCondensePlusContextChatEngine,
+        EpicragContextChatEngine,
+    )
+    from epicrag.llamaindex.engine import EpicragQueryEngine, chat_engine, query_engine
     from epicrag.llamaindex.llm import EpicragLLM
     from epicrag.llamaindex.retriever import EpicragRetriever
     from epicrag.llamaindex.synthesizer import EpicragSynthesizer
+    from epicrag.llamaindex.tokens import use_tokenizer
 
 __all__ = [
+    "EpicragCondensePlusContextChatEngine",
+    "EpicragContextChatEngine",
     "EpicragLLM",
     "EpicragQueryEngine",
     "EpicragRetriever",
     "EpicragSynthesizer",
+    "chat_engine",
     "query_engine",
+    "use_tokenizer",
 ]
 
 _HOME = {
+    "EpicragCondensePlusContextChatEngine": "epicrag.llamaindex.chat",
+    "EpicragContextChatEngine": "epicrag.llamaindex.chat",
     "EpicragLLM": "epicrag.llamaindex.llm",
     "EpicragQueryEngine": "epicrag.llamaindex.engine",
     "EpicragRetriever": "epicrag.llamaindex.retriever",
     "EpicragSynthesizer": "epicrag.llamaindex.synthesizer",
+    "chat_engine": "epicrag.llamaindex.engine",
     "query_engine": "epicrag.llamaindex.engine",
+    "use_tokenizer": "epicrag.llamaindex.tokens",
 }
 
 

@@ -11,12 +11,17 @@ from llama_index.core.schema import NodeWithScore
 from epicrag.ask import NO_ROOM, NOTHING_FOUND, notes_on
 from epicrag.citations import Citer
 from epicrag.llamaindex.blocks import Segment, distinct
+from epicrag.llamaindex.messages import SYSTEM
 
 NO_WORDS = "The model wrote no answer."
 
 
 class Draft:
     """One synthesis: `messages` for the model, its responses in (`begin`, `feed`), text out (`finish`).
+
+    `prefix` opens the conversation, behind the system prompt unless it brings one; `history` follows it, and
+    `keep` says how much of it. `is_free`: without segments
+    the model answers all the same, from the conversation.
 
     `nodes` and `metadata` go into the response at once, and are brought up to date in place: nodes that
     did not fit leave with the first token, the receipt comes with the last.
@@ -30,8 +35,12 @@ class Draft:
         extra: Sequence[NodeWithScore],
         *,
         cite: bool,
+        prefix: Sequence[ChatMessage] = (),
+        history: Sequence[ChatMessage] = (),
+        is_free: bool = False,
     ) -> None:
         self.question = question
+        self.history = list(history)
         self.segments = distinct(segments)
         self.nodes: list[NodeWithScore] = []
         self.metadata: dict[str, Any] = {
@@ -40,29 +49,49 @@ class Draft:
             "usage": {"prompt_tokens": 0, "completion_tokens": 0},
             "policy": None,
             "dropped": 0,
+            "dropped_turns": 0,
             "cited": [],
             "notes": [],
         }
-        self._system = system
+        own = [ChatMessage(role=MessageRole.SYSTEM, content=system)]
+        is_told = bool(prefix) and prefix[0].role in SYSTEM
+        self._opening = [*([] if is_told else own), *prefix]
         self._extra = list(extra)
         self._cite = cite
+        self._is_free = is_free and not self.segments
         self._citer: Citer | None = None
         self._is_blank = True
         self._instead = NOTHING_FOUND  # said where the model says nothing
         self._finish_reason = ""  # none, where no model was asked
         self._use(len(self.segments))
 
-    def messages(self) -> list[ChatMessage]:
-        """The question behind its segments, each text as it is."""
+    @property
+    def is_asking(self) -> bool:
+        """Whether there is anything for a model to answer from."""
+        return bool(self.segments) or self._is_free
+
+    def messages(self, history: Sequence[ChatMessage] | None = None) -> list[ChatMessage]:
+        """The question behind its segments, each text as it is, and the conversation before them."""
         segments = [segment.block() for segment in self.segments]
         return [
-            ChatMessage(role=MessageRole.SYSTEM, content=self._system),
+            *self._opening,
+            *(self.history if history is None else history),
             ChatMessage(role=MessageRole.USER, blocks=[*segments, TextBlock(text=self.question)]),
         ]
 
+    def keep(self, history: Sequence[ChatMessage], dropped_turns: int) -> None:
+        """Go on with this part of the history."""
+        self.history = list(history)
+        self.metadata["dropped_turns"] = dropped_turns
+
     def begin(self, first: ChatResponse) -> bool:
         """Note how many segments went in; False when none did, and no answer is to be had."""
-        used = first.raw["pieces_used"] if isinstance(first.raw, dict) else len(self.segments)
+        if self._is_free:
+            self._instead = NO_WORDS
+            return True
+        used = len(self.segments)
+        if isinstance(first.raw, dict):
+            used -= first.raw["dropped"]
         self._use(used)
         self._instead = NO_WORDS if used else NO_ROOM
         if used and self._cite:
@@ -89,6 +118,10 @@ class Draft:
                 citer=self._citer,
                 limit="max_tokens",
             )
+            if turns := self.metadata["dropped_turns"]:
+                self.metadata["notes"].append(
+                    f"{turns} earlier turn{'' if turns == 1 else 's'} did not fit into the model's window"
+                )
         return self._instead if self._is_blank else rest
 
     def whole(self, response: ChatResponse) -> str:

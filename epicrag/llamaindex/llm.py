@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import closing
@@ -22,12 +23,13 @@ from llama_index.core.llms.llm import LLM
 
 from epicrag.config import DEFAULT_LINK_POLICY
 from epicrag.errors import UsageError
-from epicrag.llamaindex.blocks import passage_before, sources_of, to_prompt
-from epicrag.llamaindex.threads import in_thread, in_thread_async
+from epicrag.llamaindex.blocks import passage_before
+from epicrag.llamaindex.messages import Asked, Reading, Recogniser, to_asked
 from epicrag.repeats import UntilRepeat
 from epicrag.serving.policies import Policy, parse_policy
 from epicrag.serving.prompt import DEFAULT_SYSTEM
 from epicrag.serving.sample import Sampling
+from epicrag.threads import in_thread, in_thread_async
 
 if TYPE_CHECKING:
     from epicrag.pipeline import Pipeline
@@ -42,10 +44,13 @@ SETTINGS = (*_SAMPLING, "link_policy")
 class EpicragLLM(LLM):
     """A model with its chunk cache.
 
-    In the last message every CitableBlock is a segment: tokenised alone, byte for byte, and its KV reused
-    wherever it stands. TextBlocks are ordinary text. The settings below can be given to each call, too.
-    The last chunk of a stream, like a whole answer, carries `raw["usage"]`, `raw["receipt"]` and
-    `raw["finish_reason"]`: "stop", "length", or "repeats" where it was stopped as it began to repeat itself.
+    Every CitableBlock, of whichever message, is a segment: tokenised alone, byte for byte, and its KV reused
+    wherever it stands. TextBlocks are ordinary text; where there are no segments, the passages of the index are
+    looked for in it, so that engines which make one text of everything reuse what they keep whole. The settings
+    below can be given to each call, too. The last chunk of a stream, like a whole answer, carries `raw["usage"]`,
+    `raw["receipt"]`, `raw["segments"]` (their sources, in prompt order), `raw["segment_tokens"]`, `raw["dropped"]`
+    (how many of the last message's did not fit) and `raw["finish_reason"]`: "stop", "length", or "repeats" where it
+    was stopped as it began to repeat itself.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -66,13 +71,21 @@ class EpicragLLM(LLM):
 
     _pipeline: Any = PrivateAttr(default=None)
     _engine: Any = PrivateAttr(default=None)
+    _recognise: Any = PrivateAttr(default=None)
     _lock: Any = PrivateAttr(default_factory=threading.Lock)
 
     def __init__(
-        self, pipeline: Pipeline | None = None, *, engine: Engine | None = None, **settings: Any
+        self,
+        pipeline: Pipeline | None = None,
+        *,
+        engine: Engine | None = None,
+        recognise: Recogniser | bool = True,
+        **settings: Any,
     ) -> None:
         """Use the model of a pipeline, or a bare engine; settings default to the pipeline's.
 
+        `recognise` finds known passages in flat text: those of the pipeline's index (True), none (False), or as
+        a function does that splits a text into its plain parts and its `Piece`s.
         UsageError: neither is given, or a setting means nothing. The model loads at first need.
         """
         if pipeline is None and engine is None:
@@ -84,6 +97,7 @@ class EpicragLLM(LLM):
             given["stop"] = _stops(given["stop"])
         super().__init__(**{**_configured(pipeline), **given})
         self._pipeline, self._engine = pipeline, engine
+        self._recognise = recognise
         self._choices({})
 
     @classmethod
@@ -116,17 +130,53 @@ class EpicragLLM(LLM):
     ) -> Generator[ChatResponse, None, None]:
         """Check everything now; the model runs when the result is iterated."""
         policy, sampling = self._choices(settings)
-        prompt = to_prompt(
-            messages, documents_prompt=self.documents_prompt, before=self._passage_before
-        )
+        asked = self._asked(messages, sampling.max_tokens)
         engine = self.engine
-        if self._pipeline and prompt.pieces:
-            self._pipeline.foretell_kv(prompt, policy, sampling.max_tokens)
-        generation = engine.generate(prompt, policy=policy, sampling=sampling)
-        return _responses(generation, engine.name, sources_of(messages))
+        if self._pipeline and asked.prompt.pieces:
+            self._pipeline.foretell_kv(asked.prompt, policy, sampling.max_tokens)
+        generation = engine.generate(asked.prompt, policy=policy, sampling=sampling)
+        return _responses(generation, engine, asked)
+
+    def _asked(self, messages: Sequence[ChatMessage], max_tokens: int) -> Asked:
+        """What the engine is asked. Segments of the last message that do not fit are left out, from the last."""
+        reading = Reading(self.documents_prompt, self._passage_before, self._recogniser)
+        asked = to_asked(messages, reading)
+        if not asked.earlier:
+            return asked  # the engine leaves out what does not fit
+        for most in range(asked.given, 0, -1):
+            if _segments_in(self.engine, asked, max_tokens) is not None:
+                break
+            asked = to_asked(messages, reading, most=most - 1)
+        return asked
+
+    @property
+    def _recogniser(self) -> Recogniser | None:
+        if callable(self._recognise):
+            return self._recognise
+        if self._recognise and self._pipeline:
+            return getattr(self._pipeline, "recognise", None)
+        return None
+
+    def segments_in(self, messages: Sequence[ChatMessage], **settings: Any) -> int | None:
+        """How many of the segments fit into the window, with room for an answer; None: not even the question.
+
+        UsageError: there is no question, or a setting means nothing.
+        """
+        _, sampling = self._choices(settings)
+        asked = to_asked(messages, Reading(self.documents_prompt))
+        return _segments_in(self.engine, asked, sampling.max_tokens)
+
+    async def _aanswer(
+        self, messages: Sequence[ChatMessage], settings: dict[str, Any]
+    ) -> Generator[ChatResponse, None, None]:
+        """`_answer`, which reads and lays out texts, apart from the event loop."""
+        return await asyncio.to_thread(self._answer, messages, settings)
 
     def _passage_before(self, source: str) -> str | None:
-        return passage_before(self._pipeline.catalog, source) if self._pipeline else None
+        if not self._pipeline:
+            return None
+        with self._pipeline.turn:
+            return passage_before(self._pipeline.catalog, source)
 
     def _choices(self, settings: dict[str, Any]) -> tuple[Policy, Sampling]:
         """The settings of one call laid over the model's own; UsageError for what is none."""
@@ -155,13 +205,13 @@ class EpicragLLM(LLM):
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return await _alast(in_thread_async(self._answer(messages, kwargs)))
+        return await _alast(in_thread_async(await self._aanswer(messages, kwargs)))
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> AsyncGenerator[ChatResponse, None]:
-        return in_thread_async(self._answer(messages, kwargs))
+        return in_thread_async(await self._aanswer(messages, kwargs))
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -178,18 +228,19 @@ class EpicragLLM(LLM):
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
-        return _completion(await _alast(in_thread_async(self._answer(_question(prompt), kwargs))))
+        responses = await self._aanswer(_question(prompt), kwargs)
+        return _completion(await _alast(in_thread_async(responses)))
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> AsyncGenerator[CompletionResponse, None]:
-        responses = self._answer(_question(prompt), kwargs)
+        responses = await self._aanswer(_question(prompt), kwargs)
         return in_thread_async(_completion(response) for response in responses)
 
 
 def _responses(
-    generation: Generation, model: str, sources: Sequence[str]
+    generation: Generation, engine: Engine, asked: Asked
 ) -> Generator[ChatResponse, None, None]:
     """An answer as it grows; then once more, with what it cost."""
     text = ""
@@ -198,17 +249,28 @@ def _responses(
         for delta in deltas:
             if delta:
                 text += delta
-                yield _response(text, delta, {"pieces_used": generation.pieces_used})
+                yield _response(text, delta, {"dropped": asked.dropped(generation.pieces_used)})
         used = generation.pieces_used
         raw = {
-            "model": model,
+            "model": engine.name,
             "finish_reason": deltas.finish_reason,
             "usage": asdict(generation.usage),
             "receipt": asdict(generation.receipt),
-            "pieces_used": used,
-            "segments": list(sources[:used]),
+            "dropped": asked.dropped(used),
+            "segments": list(asked.sources[:used]),
+            "segment_tokens": [
+                len(engine.tokenizer.ids(p.text)) for p in asked.prompt.pieces[:used]
+            ],
         }
     yield _response(text, "", raw)
+
+
+def _segments_in(engine: Engine, asked: Asked, max_tokens: int) -> int | None:
+    try:
+        layout = engine.lay_out(asked.prompt, max_tokens)
+    except UsageError:
+        return None
+    return len(asked.prompt.pieces) - layout.dropped
 
 
 def _response(text: str, delta: str, raw: dict[str, Any]) -> ChatResponse:

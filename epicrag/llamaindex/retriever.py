@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +26,17 @@ if TYPE_CHECKING:
     from epicrag.types import Hit
 
 
+SEARCH = ("top_k", "min_score", "filters", "search_mode", "weights", "rerank")
+"""What may be set for the search."""
+
+
 class EpicragRetriever(BaseRetriever):
     """Finds the `top_k` best passages of an index; none, when they do not speak of what was asked.
 
     A score is a cosine similarity, whatever ranked the passages. `min_score` is the one that the best must have;
     where neither it nor the configuration sets one, relevance is judged as `ask` does. `filters` are
-    LlamaIndex's, or a filter as the command line takes it: `year>=2020 and path~"manual/*"`.
+    LlamaIndex's, or a filter as the command line takes it: `year>=2020 and path~"manual/*"`. `search_mode`,
+    `weights` (dense, words) and `rerank` (a model, or False) are as configured unless they are given.
     """
 
     def __init__(
@@ -42,6 +46,9 @@ class EpicragRetriever(BaseRetriever):
         *,
         min_score: float | None = None,
         filters: MetadataFilters | str | None = None,
+        search_mode: str | None = None,
+        weights: tuple[float, float] | None = None,
+        rerank: str | bool | None = None,
         callback_manager: CallbackManager | None = None,
     ) -> None:
         super().__init__(callback_manager=callback_manager)
@@ -49,13 +56,14 @@ class EpicragRetriever(BaseRetriever):
         self._top_k = pipeline.config.top_k if top_k is None else top_k
         self._min_score = min_score
         self._filter = to_filter(filters) if isinstance(filters, MetadataFilters) else filters
-        self._turn = threading.Lock()
+        choices = {"mode": search_mode, "weights": weights, "rerank": rerank}
+        self._choices = {name: value for name, value in choices.items() if value is not None}
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         # A query transformation (HyDE) puts what it wants embedded in place of the question.
         query = "\n".join(query_bundle.embedding_strs)
-        with self._turn:
-            found = self._pipeline.find(query, k=self._top_k, filter=self._filter)
+        with self._pipeline.turn:
+            found = self._pipeline.find(query, k=self._top_k, filter=self._filter, **self._choices)
         if self._min_score is not None:
             is_relevant = any(hit.score >= self._min_score for hit in found.hits)
         else:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from itertools import chain
 from typing import Any
 
 import llama_index.core.instrumentation as instrument
-from llama_index.core.base.llms.types import ChatResponse
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.base.response.schema import (
     RESPONSE_TYPE,
     AsyncStreamingResponse,
@@ -27,12 +29,13 @@ from llama_index.core.instrumentation.events.synthesis import (
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.response_synthesizers.base import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType
-from llama_index.core.settings import Settings
 
 from epicrag.errors import UsageError
 from epicrag.llamaindex.blocks import Segment
 from epicrag.llamaindex.draft import Draft
 from epicrag.llamaindex.llm import EpicragLLM
+from epicrag.llamaindex.owner import checked
+from epicrag.llamaindex.turns import newest
 
 dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]
 
@@ -44,6 +47,9 @@ class EpicragSynthesizer(BaseSynthesizer):
     Without nodes it says so and asks no model. `response.metadata` holds `receipt`, `usage`, `policy`,
     `dropped`, `cited` (numbers of the source nodes that the answer comes from), `answered` and `notes` (what
     a reader should know: cut short, stopped as it repeated itself …); of a stream they are complete at its end. `cite` marks each sentence with the numbers of its passages.
+
+    `prefix_messages` and then `history` stand before the question as they are: of a history that does not fit
+    beside the passages, the oldest turns are left out whole. With `answer_without_nodes` the model answers from it where there are none.
     """
 
     def __init__(
@@ -53,21 +59,22 @@ class EpicragSynthesizer(BaseSynthesizer):
         system_prompt: str | None = None,
         streaming: bool = False,
         cite: bool = True,
+        prefix_messages: Sequence[ChatMessage] = (),
+        history: Sequence[ChatMessage] = (),
+        answer_without_nodes: bool = False,
         callback_manager: CallbackManager | None = None,
     ) -> None:
         """UsageError: the model (by default that of Settings) is none that reads CitableBlocks as segments."""
-        llm = Settings._llm if llm is None else llm  # type: ignore[assignment]
-        if not isinstance(llm, EpicragLLM):
-            raise UsageError(
-                f"EpicragSynthesizer needs an EpicragLLM, not {type(llm).__name__}",
-                "other models would answer without the documents: give llm=EpicragLLM(Pipeline.open())",
-            )
+        llm = checked(llm, "EpicragSynthesizer")
         super().__init__(
             llm=llm, callback_manager=callback_manager, streaming=streaming, **_helpers(llm)
         )
         self._model = llm
         self._system = system_prompt or llm.system_prompt or llm.documents_prompt
         self._cite = cite
+        self._prefix = list(prefix_messages)
+        self._history = list(history)
+        self._is_free = answer_without_nodes
 
     def _get_prompts(self) -> PromptDictType:
         return {}
@@ -135,16 +142,36 @@ class EpicragSynthesizer(BaseSynthesizer):
         segments: Iterator[Segment],
         extra: Sequence[NodeWithScore] | None = None,
     ) -> Draft:
-        return Draft(question, self._system, segments, extra or (), cite=self._cite)
+        return Draft(
+            question,
+            self._system,
+            segments,
+            extra or (),
+            cite=self._cite,
+            prefix=self._prefix,
+            history=self._history,
+            is_free=self._is_free,
+        )
+
+    def _messages(self, draft: Draft, settings: dict[str, Any]) -> list[ChatMessage]:
+        """What the model reads: no turn of the history costs a passage its place."""
+        if draft.history:
+
+            def room(history: list[ChatMessage]) -> int | None:
+                return self._model.segments_in(draft.messages(history), **settings)
+
+            most = room([])
+            draft.keep(*newest(draft.history, lambda history: room(history) == most))
+        return draft.messages()
 
     def _write(self, draft: Draft, settings: dict[str, Any]) -> str | Generator[str, None, None]:
         """The answer, or its stream. The first token is waited for: what was used is known with it."""
         with _getting(draft):
-            if not draft.segments:
+            if not draft.is_asking:
                 return _stream(draft) if self._streaming else draft.finish()
             if not self._streaming:
-                return draft.whole(self._model.chat(draft.messages(), **settings))
-            responses = self._model.stream_chat(draft.messages(), **settings)
+                return draft.whole(self._model.chat(self._messages(draft, settings), **settings))
+            responses = self._model.stream_chat(self._messages(draft, settings), **settings)
             first = next(responses)
             if not draft.begin(first):
                 responses.close()
@@ -155,11 +182,12 @@ class EpicragSynthesizer(BaseSynthesizer):
         self, draft: Draft, settings: dict[str, Any]
     ) -> str | AsyncGenerator[str, None]:
         with _getting(draft):
-            if not draft.segments:
+            if not draft.is_asking:
                 return _astream(draft) if self._streaming else draft.finish()
+            messages = await asyncio.to_thread(self._messages, draft, settings)
             if not self._streaming:
-                return draft.whole(await self._model.achat(draft.messages(), **settings))
-            responses = await self._model.astream_chat(draft.messages(), **settings)
+                return draft.whole(await self._model.achat(messages, **settings))
+            responses = await self._model.astream_chat(messages, **settings)
             first = await anext(responses)
             if not draft.begin(first):
                 await responses.aclose()
@@ -215,11 +243,12 @@ def _text_of(query: QueryType) -> str:
 
 def _helpers(llm: EpicragLLM) -> dict[str, Any]:
     """The base class's budget helpers, counting with the model's own tokenizer. Nothing here repacks."""
+    taken = signature(BaseSynthesizer.__init__).parameters
     names = {"PromptHelper": "prompt_helper", "ChatPromptHelper": "chat_prompt_helper"}
     return {
         argument: getattr(prompt_helper, name).from_llm_metadata(
             llm.metadata, tokenizer=llm.engine.tokenizer.ids
         )
         for name, argument in names.items()
-        if hasattr(prompt_helper, name)  # the second came with 0.14
+        if argument in taken  # the second came with 0.14.22
     }

@@ -6,11 +6,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from epicrag.config import Config
+from epicrag.errors import UsageError
+from epicrag.serving.prompt import Chat
 from epicrag.types import Chunk, Found, Hit, Place, Receipt, Relevance, Usage
 
 
@@ -26,7 +29,8 @@ class Words:
 
     def __init__(self, engine: ToldEngine, n_pieces: int, policy: Any) -> None:
         self._engine = engine
-        self._deltas = ["", *engine.answer]
+        said = engine.says(engine.prompts[-1]) if engine.says else None
+        self._deltas = ["", *(engine.answer if said is None else [said])]
         self._fits = n_pieces if engine.fits is None else min(engine.fits, n_pieces)
         self._dropped = n_pieces - self._fits
         self._policy = policy.name
@@ -76,12 +80,34 @@ class ToldEngine:
     prompts: list[Any] = field(default_factory=list)
     choices: list[tuple[Any, Any]] = field(default_factory=list)
     generations: list[Words] = field(default_factory=list)
+    says: Callable[[Any], str] | None = None
+
+    def lay_out(self, prompt: Any, n_new: int) -> Any:
+        """A character is a token; pieces of a Prompt leave from the last on."""
+        room = self.context_window - n_new - sum(map(len, texts_of(prompt)))
+        if room < 0 or (
+            isinstance(prompt, Chat) and room < sum(len(p.text) for p in prompt.pieces)
+        ):
+            raise UsageError("too long")
+        fits = 0
+        for piece in prompt.pieces:
+            room -= len(piece.text)
+            fits += room >= 0
+        dropped = len(prompt.pieces) - fits
+        return SimpleNamespace(dropped=dropped)
 
     def generate(self, prompt: Any, *, policy: Any, sampling: Any) -> Words:
         self.prompts.append(prompt)
         self.choices.append((policy, sampling))
         self.generations.append(Words(self, len(prompt.pieces), policy))
         return self.generations[-1]
+
+
+def texts_of(prompt: Any) -> list[str]:
+    """Every text of a prompt but its pieces'."""
+    if isinstance(prompt, Chat):
+        return [part for m in prompt.messages for part in m.parts if isinstance(part, str)]
+    return [prompt.system, *(turn.text for turn in prompt.history), prompt.question]
 
 
 @dataclass
@@ -103,6 +129,8 @@ class ToldPipeline:
     def __init__(self, folder: Path, engine: ToldEngine, chunks: Sequence[Chunk]) -> None:
         self.config = Config(home=folder, index=folder / "index", min_score=0.15)
         self.engine = engine
+        self.turn = threading.RLock()
+        self.options: list[dict[str, Any]] = []
         self.catalog = Shelf(dict(enumerate(chunks, 1)))
         self.queries: list[tuple[str, int | None]] = []
         self.scores = [0.9 - 0.1 * n for n in range(len(chunks))]
@@ -111,7 +139,10 @@ class ToldPipeline:
         self.foretold: list[tuple[int, int]] = []
         self.is_closed = False
 
-    def find(self, query: str, *, k: int | None = None, filter: Any = None) -> Found:
+    def find(
+        self, query: str, *, k: int | None = None, filter: Any = None, **options: Any
+    ) -> Found:
+        self.options.append(options)
         self.queries.append((query, k))
         self.filters.append(filter)
         self.threads.add(threading.current_thread().name)

@@ -73,14 +73,15 @@ def test_the_last_response_carries_usage_and_receipt(llm):
         assert raw["usage"] == {"prompt_tokens": 321, "completion_tokens": 5}
         assert raw["receipt"]["policy"] == "legolink(8)"
         assert raw["receipt"]["ms"]["first_token"] == 0.0
-        assert (raw["segments"], raw["pieces_used"]) == (["one", "two"], 2)
+        assert (raw["segments"], raw["segment_tokens"]) == (["one", "two"], [4, 4])
+        assert raw["dropped"] == 0
         assert (raw["finish_reason"], raw["model"]) == ("stop", "told-lm")
 
 
-def test_pieces_used_is_known_with_the_first_delta(llm, engine):
+def test_what_did_not_fit_is_known_with_the_first_delta(llm, engine):
     engine.fits = 1
     first, *_, last = llm.stream_chat(documents("one", "two"))
-    assert first.raw == {"pieces_used": 1}
+    assert first.raw == {"dropped": 1}
     assert last.raw["segments"] == ["one"]
 
 
@@ -151,7 +152,7 @@ def test_the_model_loads_only_when_it_is_needed_and_once(pipeline, engine):
     loads = []
 
     class Lazy:
-        config, catalog = pipeline.config, pipeline.catalog
+        config, catalog, turn = pipeline.config, pipeline.catalog, pipeline.turn
 
         @property
         def engine(self):

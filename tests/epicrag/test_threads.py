@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from epicrag.llamaindex.threads import in_thread, in_thread_async
+from epicrag.threads import in_thread, in_thread_async
 
 
 class Numbers:

@@ -1,0 +1,121 @@
+"""An answer being made in a thread of its own, for a reader that awaits it and may go away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from epicrag.server.errors import ApiError
+from epicrag.server.jobs import Job
+from epicrag.server.logs import record_of
+from epicrag.threads import in_thread_async
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+    from epicrag.server.state import State
+    from epicrag.types import Receipt, Usage
+
+T = TypeVar("T")
+
+
+async def run(
+    state: State, request: Request, work: Callable[[Job], Iterator[T]]
+) -> AsyncGenerator[T]:
+    """Yield what `work(job)` yields; it is called, and iterated, in a thread of its own.
+
+    When the client goes away, or the answer takes longer than it may, the job is cancelled: `work` gives
+    `job.on_cancel` what stops it, and ends. BusyError: too many answers are open. ApiError 504: too late.
+    """
+    job = state.jobs.enter()
+    deadline = time.monotonic() + state.settings.request_timeout_s
+    watcher = asyncio.create_task(_watch(state, request, job))
+    items = in_thread_async(_working(state, job, work))
+    try:
+        async with aclosing(items):
+            while True:
+                try:
+                    item = await asyncio.wait_for(anext(items), deadline - time.monotonic())
+                except StopAsyncIteration:
+                    break
+                except TimeoutError:
+                    state.metrics.cancelled.labels("timeout").inc()
+                    raise _too_late(state) from None
+                yield item
+    finally:
+        watcher.cancel()
+        await _cancel(job)
+
+
+async def begun(items: AsyncGenerator[T]) -> AsyncGenerator[T]:
+    """Wait for the first item: what goes wrong before it is raised here, while the status can still say so."""
+
+    async def chained() -> AsyncGenerator[T]:
+        async with aclosing(items):
+            for item in first:
+                yield item
+            async for item in items:
+                yield item
+
+    first: list[T] = []
+    with suppress(StopAsyncIteration):
+        first.append(await anext(items))
+    return chained()
+
+
+async def whole(items: AsyncGenerator[T]) -> list[T]:
+    """Everything, once it is there."""
+    async with aclosing(items):
+        return [item async for item in items]
+
+
+def note_first(state: State, request: Request) -> None:
+    """To be called when the first word of an answer is there."""
+    record = record_of(request)
+    if record.ttft_s is None:
+        record.ttft_s = time.perf_counter() - record.began
+        state.metrics.ttft.observe(record.ttft_s)
+
+
+def note(request: Request, receipt: Receipt | None, usage: Usage | None) -> None:
+    """To be called when an answer is complete: its cost goes to the log."""
+    record = record_of(request)
+    record.receipt, record.usage = receipt, usage
+
+
+def _working(
+    state: State, job: Job, work: Callable[[Job], Iterator[T]]
+) -> Generator[T, None, None]:
+    try:
+        if not job.is_cancelled:
+            yield from work(job)
+    finally:
+        state.jobs.leave(job)
+
+
+async def _watch(state: State, request: Request, job: Job) -> None:
+    """Cancel the job when the client is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    state.metrics.cancelled.labels("disconnect").inc()
+    await _cancel(job)
+
+
+async def _cancel(job: Job) -> None:
+    """Cancelling waits for a step of the model, and the event loop must not."""
+    if job.is_cancelled:
+        return
+    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, job.cancel))
+
+
+def _too_late(state: State) -> ApiError:
+    limit = state.settings.request_timeout_s
+    return ApiError(
+        504,
+        f"the answer took longer than {limit:g} s, and was stopped",
+        "ask for fewer tokens, or start the server with a longer --request-timeout",
+        code="timeout",
+    )

@@ -1,0 +1,154 @@
+"""Conversations on disk: appended, whole or not at all, and nobody else's to read."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from epicrag.errors import DamagedError, UsageError
+from epicrag.sessions import Cited, Exchange, Sessions
+
+FIRST = Exchange("How long?", "14 months.", True, "How long?", (Cited(1, "ab", "/d/a.md"),), "t")
+SECOND = Exchange("And fast?", "4 months.", True, "How long? And fast?", (), "t")
+
+
+@pytest.fixture
+def sessions(tmp_path):
+    index = tmp_path / "index"
+    index.mkdir()
+    return Sessions(index)
+
+
+def test_turns_come_back_as_they_were_said(sessions):
+    session = sessions.open("talk")
+    session.add(FIRST)
+    session.add(SECOND)
+    assert sessions.open("talk").turns == [FIRST, SECOND]
+    assert sessions.latest().name == "talk"
+
+
+def test_a_session_is_for_its_owner_only(sessions):
+    session = sessions.new()
+    session.add(FIRST)
+    assert session.file.stat().st_mode & 0o777 == 0o600
+    assert session.file.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("torn", [1, 20, 100])
+def test_a_torn_last_line_is_dropped_and_written_over(sessions, torn):
+    session = sessions.open("talk")
+    session.add(FIRST)
+    session.add(SECOND)
+    whole = session.file.read_bytes()
+    session.file.write_bytes(whole[:-torn])
+    again = sessions.open("talk")
+    assert again.turns == [FIRST]
+    again.add(SECOND)
+    assert sessions.open("talk").turns == [FIRST, SECOND]
+    assert all(json.loads(line) for line in session.file.read_text().splitlines())
+
+
+def test_a_file_cut_anywhere_holds_the_turns_that_were_whole(sessions):
+    session = sessions.open("talk")
+    session.add(FIRST)
+    after_first = session.file.stat().st_size
+    session.add(SECOND)
+    whole = session.file.read_bytes()
+    for end in range(len(whole)):
+        session.file.write_bytes(whole[:end])
+        assert sessions.open("talk").turns == ([FIRST] if end >= after_first else [])
+
+
+def test_a_damaged_line_in_the_middle_is_named(sessions):
+    session = sessions.open("talk")
+    session.add(FIRST)
+    session.file.write_bytes(b"{oops\n" + session.file.read_bytes())
+    with pytest.raises(DamagedError, match="line 1 of .*talk.jsonl"):
+        sessions.open("talk")
+    (summary,) = sessions.list()
+    assert (summary.name, summary.turns) == ("talk", 0)
+    assert "line 1" in summary.damage
+
+
+def test_a_later_version_is_refused(sessions):
+    session = sessions.open("talk")
+    session.add(FIRST)
+    text = session.file.read_text().replace('"schema_version": 1', '"schema_version": 2')
+    session.file.write_text(text)
+    with pytest.raises(DamagedError, match="schema_version"):
+        sessions.open("talk")
+
+
+def test_what_is_taken_back_stays_taken_back(sessions):
+    session = sessions.open("talk")
+    assert session.undo() is None
+    session.add(FIRST)
+    session.add(SECOND)
+    assert session.undo() == SECOND
+    session.add(FIRST)
+    assert sessions.open("talk").turns == [FIRST, FIRST]
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "/etc/passwd", ".hidden", "a\0b", "a b", "x" * 65, "a\n"]
+)
+def test_no_name_leads_out_of_the_folder(sessions, name):
+    for act in (sessions.open, sessions.forget):
+        with pytest.raises(UsageError, match="cannot be called"):
+            act(name)
+
+
+def test_links_and_pipes_are_not_followed(sessions, tmp_path):
+    sessions.folder.mkdir()
+    secret = tmp_path / "secret"
+    secret.write_text("{}\n")
+    (sessions.folder / "link.jsonl").symlink_to(secret)
+    os.mkfifo(sessions.folder / "pipe.jsonl")
+    for name in ("link", "pipe"):
+        with pytest.raises(UsageError):
+            sessions.open(name)
+    assert sessions.list() == []
+    assert secret.read_text() == "{}\n"
+
+
+def test_the_latest_is_continued_and_the_list_begins_with_it(sessions):
+    for age, name in enumerate(("old", "new")):
+        session = sessions.open(name)
+        session.add(FIRST)
+        os.utime(session.file, (age, age))
+    assert sessions.latest().name == "new"
+    assert [summary.name for summary in sessions.list()] == ["new", "old"]
+
+
+def test_forgetting_removes_the_file_and_says_what_there_is(sessions):
+    sessions.open("talk").add(FIRST)
+    with pytest.raises(UsageError) as caught:
+        sessions.forget("other")
+    assert "talk" in caught.value.hint
+    sessions.forget("talk")
+    assert sessions.list() == []
+    with pytest.raises(UsageError, match="no conversation to continue"):
+        sessions.latest()
+
+
+def test_two_new_sessions_have_two_names(sessions):
+    first = sessions.new()
+    first.add(FIRST)
+    second = sessions.new()
+    second.add(FIRST)
+    assert first.name != second.name
+
+
+def test_surrogates_and_line_separators_survive(sessions):
+    odd = Exchange("a\udcff\u2028b", "c\nd", True, "q", (), "t")
+    sessions.open("talk").add(odd)
+    assert sessions.open("talk").turns == [odd]
+
+
+def test_where_nothing_can_be_written_it_says_how_to_go_on(sessions):
+    sessions.folder.write_text("in the way")
+    with pytest.raises(UsageError) as caught:
+        sessions.open("talk").add(FIRST)
+    assert "--no-save" in caught.value.hint
