@@ -121,6 +121,17 @@ def test_delete_of_several_needs_a_yes_or_a_person(cli, museum, monkeypatch):
     assert len(cli("list").out.splitlines()) == 1
 
 
+def test_a_filter_that_fits_nothing_is_said(cli, museum):
+    run = cli("search", "door code", "--filter", "ext=pdf")
+    assert (run.code, run.out) == (0, "")
+    assert run.err == "nothing was found: the filter fits no passage of the index\n"
+    run = cli("ask", "What is the door code?", "--filter", "ext=pdf")
+    assert run.out.endswith("documents: the filter fits no passage of the index.\n")
+    run = cli("ask", "What is the door code?", "--filter", "ext=pdf", "--strict")
+    assert run.code == 4 and "the filter fits no passage" in run.err
+    assert "filter" not in cli("search", "door code", "--filter", "ext=txt").err
+
+
 def test_gc_says_what_it_freed(cli, museum):
     assert cli("gc").err == "nothing to free\n"
     with museum.open():
