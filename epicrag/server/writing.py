@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from epicrag.ask import NO_ROOM, NOTHING_FOUND, AnswerStream, Ask, notes_on
+from epicrag.ask import AnswerStream, Ask, notes_on
 from epicrag.errors import UsageError
 from epicrag.repeats import UntilRepeat
 from epicrag.server import shelf
@@ -166,8 +166,7 @@ class Writer:
         self.job.on_cancel(stream.cancel)
         with stream:
             for delta in stream:
-                is_abstention = wishes.is_json and delta in (NOTHING_FOUND, NO_ROOM)
-                yield Refused(delta) if is_abstention else delta
+                yield Refused(delta) if wishes.is_json and stream.abstains else delta
             answer = stream.answer
             sources = answer.sources
             if given:
