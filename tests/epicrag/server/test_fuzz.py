@@ -26,7 +26,6 @@ EXAMPLES = int(os.environ.get("EPICRAG_FUZZ_EXAMPLES", "4"))
 """Made-up requests of each operation, besides those that walk along the bounds of its schema."""
 
 
-COUNT = {}
 CHAT_MODELS = ("epicrag", "tiny")
 PIECES: dict[str, Any] = {"/v1/chat/completions": ChatChunk, "/v1/completions": Completion}
 MODELS = {"/v1/embeddings": "all-minilm-l6-v2"}
@@ -106,8 +105,6 @@ def ask_a_model_that_is_there(case: Case) -> None:
 )
 def test_requests_of_any_kind(case: Case, open_door: None):
     ask_a_model_that_is_there(case)
-    COUNT[case.operation.label] = COUNT.get(case.operation.label, 0) + 1
-    print(COUNT)
     case.call_and_validate(
         excluded_checks=[positive_data_acceptance],
         additional_checks=[document_is_honest, pieces_are_of_their_shape],
