@@ -515,6 +515,8 @@ class _Writer:
     namespace: str
     named: bool
     replace: bool
+    now: float = field(default_factory=time.time)
+    """One time for all: what is given together is used together."""
     lost: list[str] = field(default_factory=list)
     """KV keys that may be needed no more."""
 
@@ -538,7 +540,7 @@ class _Writer:
             return self._replace(row, chunk, before_row, tokens, nbytes)
         self.connection.execute(
             "UPDATE chunks SET used = ?, named = ?, metadata = coalesce(?, metadata) WHERE row = ?",
-            (time.time(), int(named or self.named), _json(chunk.metadata), row),
+            (self.now, int(named or self.named), _json(chunk.metadata), row),
         )
         return int(row)
 
@@ -563,7 +565,7 @@ class _Writer:
                 tokens,
                 nbytes,
                 datetime.now(UTC).isoformat(timespec="seconds"),
-                time.time(),
+                self.now,
                 _json(chunk.metadata) or "{}",
                 chunk.title,
                 chunk.text,
