@@ -290,10 +290,15 @@ class ChunkBook:
         """Note what a request brings along, in the order given; its KV is computed by what reads it first."""
         rows = self._register(namespace, given, named=False, replace=False)
         chunks = self._of_rows(rows)
-        if not self._engine.refusal:
-            lacking = [chunk for chunk in chunks if chunk.kv_key is None]
-            self._note([(chunk, self._engine.key_of(chunk.piece())) for chunk in lacking])
-        return chunks
+        if self._engine.refusal:
+            return chunks
+        keyed = [
+            chunk if chunk.kv_key else replace(chunk, kv_key=self._engine.key_of(chunk.piece()))
+            for chunk in chunks
+        ]
+        pairs = zip(chunks, keyed, strict=True)
+        self._note([(now, now.kv_key or "") for before, now in pairs if now is not before])
+        return keyed
 
     def _register(
         self, namespace: str, given: Sequence[GivenChunk], *, named: bool, replace: bool

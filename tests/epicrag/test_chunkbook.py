@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,53 +32,21 @@ class Words:
 
 
 @dataclass
-class Compiler:
-    """An engine that writes tiny KV, and says how many tokens it computed."""
-
-    store: KVStore | None
-    profile: str = "profile-1"
-    refusal: str | None = None
-    kv_bytes_per_token: int = 10
-    on_compile: Callable[[], None] = lambda: None
-    compiled: list[Any] = field(default_factory=list)
-
-    def key_of(self, piece: Any, mode: str | None = None) -> str:
-        parts = (self.profile, piece.namespace, piece.text, piece.before)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-    def own_keys(self) -> set[str]:
-        return set()
-
-    def compile(self, pieces: Any) -> Iterator[tuple[int, str, int]]:
-        for index, piece in enumerate(pieces):
-            key = self.key_of(piece)
-            self.on_compile()
-            is_new = self.store is None or not self.store.contains(key)
-            if is_new and self.store is not None:
-                zeros = torch.zeros(1, 1, 1, 2)
-                self.store.put(key, zeros, zeros, {})
-                self.compiled.append(piece)
-            yield index, key, len(piece.text.split()) if is_new else 0
-
-
-@dataclass
 class Shelf:
     """Opens the same book as another process would."""
 
     folder: Path
     store: KVStore
-    engine: Compiler
+    engine: Any
 
     def open(self, **limits: Any) -> ChunkBook:
-        return ChunkBook.open(
-            self.folder, self.engine, Words(), self.store, BookLimits(**limits)
-        )
+        return ChunkBook.open(self.folder, self.engine, Words(), self.store, BookLimits(**limits))
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
+def shelf(tmp_path: Path, make_compiler: Callable[[KVStore | None], Any]) -> Shelf:
     store = KVStore(tmp_path / "kv")
-    return Shelf(tmp_path, store, Compiler(store))
+    return Shelf(tmp_path, store, make_compiler(store))
 
 
 def given(text: str = TEXT, id: str | None = None, **fields: Any) -> GivenChunk:
