@@ -295,7 +295,7 @@ class Pipeline:
         """Finds passages of this index in texts that others have put together."""
         from epicrag.recognise import Recogniser
 
-        tokenizer = getattr(self.engine, "tokenizer", self.counter)
+        tokenizer: Any = getattr(self.engine, "tokenizer", self.counter)
         return Recogniser(tokenizer, index=self.config.index)
 
     def recognise(self, text: str) -> tuple[str | Piece, ...]:
