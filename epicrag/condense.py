@@ -26,10 +26,7 @@ Rewriter = Callable[[str, Sequence["Exchange"]], str]
 """A question and the turns before it to a question that is meant to stand alone."""
 
 _PRONOUNS = frozenset(
-    (
-        "it its itself they them their theirs themselves he him his she her hers "
-        "these those former latter ones another others both neither either same such"
-    ).split()
+    ["it", "its", "itself", "they", "them", "their", "theirs", "themselves", "he", "him", "his", "she", "her", "hers", "these", "those", "former", "latter", "ones", "another", "others", "both", "neither", "either", "same", "such"]
 )
 """Words that stand for something said before, wherever they stand."""
 _THAT = re.compile(

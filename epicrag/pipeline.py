@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from epicrag.index.kvstore import KVStore
     from epicrag.index.retrieve import Reranker
     from epicrag.index.vectors import VectorIndex
+    from epicrag.recognise import Recogniser
     from epicrag.serving.engine import Engine
     from epicrag.serving.policies import Policy
     from epicrag.serving.prompt import Chat, Piece, Prompt, Turn
@@ -175,6 +176,8 @@ class Pipeline:
         self.close()
 
     def close(self) -> None:
+        if "recogniser" in self.__dict__:
+            self.recogniser.close()
         if "catalog" in self.__dict__:
             self.catalog.close()
 
@@ -286,6 +289,18 @@ class Pipeline:
         from epicrag.serving.tokenizer import UnitTokenizer
 
         return UnitTokenizer.load(self._model_path(self.config.model))
+
+    @cached_property
+    def recogniser(self) -> Recogniser:
+        """Finds passages of this index in texts that others have put together."""
+        from epicrag.recognise import Recogniser
+
+        tokenizer: Any = getattr(self.engine, "tokenizer", self.counter)
+        return Recogniser(tokenizer, index=self.config.index)
+
+    def recognise(self, text: str) -> tuple[str | Piece, ...]:
+        """A text in parts, the passages of this index in it as pieces; joined, the parts are the text."""
+        return self.recogniser.parts(text)
 
     @property
     def _compile_mode(self) -> str:
