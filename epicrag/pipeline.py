@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from epicrag.index.kvstore import KVStore
     from epicrag.index.retrieve import Reranker
     from epicrag.index.vectors import VectorIndex
+    from epicrag.recognise import Recogniser
     from epicrag.serving.engine import Engine
     from epicrag.serving.policies import Policy
     from epicrag.serving.prompt import Chat, Piece, Prompt, Turn
@@ -175,6 +176,8 @@ class Pipeline:
         self.close()
 
     def close(self) -> None:
+        if "recogniser" in self.__dict__:
+            self.recogniser.close()
         if "catalog" in self.__dict__:
             self.catalog.close()
 
@@ -277,6 +280,13 @@ class Pipeline:
             cache_folder=self.config.home / "cache",
             **self._engine_options,
         )
+
+    @cached_property
+    def recogniser(self) -> Recogniser:
+        """Finds the passages of the index in flat text; from any thread."""
+        from epicrag.recognise import Recogniser
+
+        return Recogniser(self.engine.tokenizer, index=self.config.index)
 
     @cached_property
     def counter(self) -> TokenCounter:
