@@ -282,6 +282,13 @@ class Pipeline:
         )
 
     @cached_property
+    def recogniser(self) -> Recogniser:
+        """Finds the passages of the index in flat text; from any thread."""
+        from epicrag.recognise import Recogniser
+
+        return Recogniser(self.engine.tokenizer, index=self.config.index)
+
+    @cached_property
     def counter(self) -> TokenCounter:
         """Counts tokens as the serving model does, without its weights."""
         if self._given_counter is not None:
