@@ -237,6 +237,8 @@ class _Run:
     """Documents below where a given link led before, that have a successor at the same place."""
     outdated: frozenset[str] = frozenset()
     """Known documents that older readers read."""
+    damaged: frozenset[str] = frozenset()
+    """Documents, asked for by name, of which passages have changed on disk."""
     spare_vectors: dict[str, NDArray[float32]] = field(default_factory=dict)
     """By chunk id: of documents that this run deleted. What they held may stand elsewhere now."""
     notes: list[str] = field(default_factory=list)
@@ -331,11 +333,19 @@ class _Run:
             for entry in plan.unchanged
             if _size_at(sizes, entry.path) not in (None, wanted)
         } | self.outdated
+        self.damaged = frozenset(e.path for e in plan.unchanged if self._is_damaged(e.path))
+        stale |= self.damaged
         return replace(
             plan,
             change=(*plan.change, *(e for e in plan.unchanged if e.path in stale)),
             unchanged=tuple(e for e in plan.unchanged if e.path not in stale),
         )
+
+    def _is_damaged(self, path: str) -> bool:
+        """Whether a document that was asked for by its name has passages whose text changed on disk."""
+        asked = self.found.asked if self.found else ()
+        is_named = any(path == root or path.startswith(f"{root}!/") for root in asked)
+        return is_named and self.tools.catalog.changed_texts(path) > 0
 
     def guard(self, plan: Plan) -> Plan:
         """Refuse to delete most of the index, or leave that out, unless somebody has said yes.
@@ -370,7 +380,11 @@ class _Run:
 
     def _mass_delete(self, doomed: int, lost: AbstractSet[str]) -> MassDeleteError:
         found = self.found
-        missing = [root for root in found.missing if any(_is_below(p, root) for p in lost)] if found else []
+        missing = (
+            [root for root in found.missing if any(_is_below(p, root) for p in lost)]
+            if found
+            else []
+        )
         given = found.asked if found else ()
         return MassDeleteError(doomed, self.known_count, len(self.emptied), missing, given)
 
@@ -463,6 +477,8 @@ class _Run:
 
     def _if_outdated(self, report: FileReport) -> FileReport:
         """Say why a file is read again that has not changed."""
+        if report.status == "changed" and report.path in self.damaged:
+            return replace(report, reason="read anew: what the index held of it was damaged")
         if report.status == "changed" and report.path in self.outdated:
             return replace(report, reason="read anew by a newer epicrag")
         return report
@@ -470,16 +486,15 @@ class _Run:
     def _delete(self, path: str, *, is_reused: bool) -> None:
         """Forget a document; its vectors are kept for this run, for what moved and was edited at once."""
         if is_reused:
-            self._spare(self.tools.catalog.chunks(path))
+            self._spare([chunk_id for _, chunk_id in self.tools.catalog.chunk_ids(path)])
         self.tools.catalog.delete_document(path)
         self.removed += path not in self.replaced
         self._report(self._deleted(path))
 
-    def _spare(self, chunks: Sequence[tuple[int, Chunk]]) -> None:
+    def _spare(self, ids: Sequence[str]) -> None:
         """Keep the vectors of passages that go: another document of this run may hold them."""
-        if chunks and len(self.spare_vectors) < SPARE_CHUNKS:
-            ids = {chunk.id for _, chunk in chunks}
-            self.spare_vectors |= self.tools.catalog.vectors_of(ids)
+        if ids and len(self.spare_vectors) < SPARE_CHUNKS:
+            self.spare_vectors |= self.tools.catalog.vectors_of(set(ids))
 
     def _try_document(self, entry: Entry, status: FileStatus) -> FileReport:
         """Bring one document in; whatever is wrong with it concerns this document only."""
@@ -507,12 +522,13 @@ class _Run:
     def _put(self, document: Document, chunks: Sequence[Chunk]) -> None:
         """Store a document. Passages that it had before, behind the same passage, keep their KV."""
         catalog, vectors = self.tools.catalog, self._embed(chunks)
-        old = catalog.chunks(document.path)
-        self._spare(old)
-        known = dict(zip(_in_context([c for _, c in old]), [row for row, _ in old], strict=True))
+        old = catalog.chunk_ids(document.path)
+        before = [chunk_id for _, chunk_id in old]
+        self._spare(before)
+        known = dict(zip(_in_context(before), [row for row, _ in old], strict=True))
         keys = {pair: key for pair, row in known.items() if (key := catalog.kv_key(row))}
         rows = catalog.put_document(document, chunks, vectors)
-        pairs = zip(rows, _in_context(chunks), strict=True)
+        pairs = zip(rows, _in_context([chunk.id for chunk in chunks]), strict=True)
         if kept := [(row, keys[pair]) for row, pair in pairs if pair in keys]:
             catalog.set_kv(kept)
 
@@ -799,10 +815,9 @@ def _entry_bytes(tokens: int, each: int) -> int:
     return (tokens + _EXTRA_TOKENS) * each + ENTRY_BYTES
 
 
-def _in_context(chunks: Sequence[Chunk]) -> list[tuple[str, str]]:
-    """Return for each chunk what its KV may depend on: the text before it, and its own."""
-    ids = ["", *(chunk.id for chunk in chunks)]
-    return list(pairwise(ids))
+def _in_context(ids: Sequence[str]) -> list[tuple[str, str]]:
+    """Return for each chunk, by id, what its KV may depend on: the text before it, and its own."""
+    return list(pairwise(["", *ids]))
 
 
 def _lost(pair: tuple[Entry, Entry]) -> FileReport:

@@ -25,17 +25,20 @@ if TYPE_CHECKING:
     from epicrag.pipeline import Pipeline
 
 _WORDS_LOOKED_AT = 64  # chunks
+_NAMED = 5  # documents in a hint
 _DAMAGED, _MISMATCH = DamagedError.exit_code, MismatchError.exit_code
 SAMPLE = 32
 """KV files whose checksums are compared without `--deep`."""
-_AGAIN = "move the index away and run `epicrag ingest` again; your documents are untouched"
+_AGAIN = "move the index away and run `epicrag ingest PATH` again; your documents are untouched"
 
 
 def soundness(pipeline: Pipeline, *, deep: bool) -> Iterator[Check]:
     """Look at an index. Writes nothing; loads the embedder, and with `deep` the model."""
     yield _catalog(pipeline, deep)
     try:
-        yield _texts(pipeline)
+        yield (texts := _texts(pipeline))
+        if texts.state != "ok":  # all that reads them would stumble over it
+            return
         yield from _vectors(pipeline)
         yield _words(pipeline)
         yield from _staging(pipeline)
@@ -69,8 +72,15 @@ def _catalog(pipeline: Pipeline, deep: bool) -> Check:
 
 def _texts(pipeline: Pipeline) -> Check:
     """Ids are made of the texts: one that changed on disk does not fit its id."""
-    n = sum(1 for _ in pipeline.catalog.all_chunks())
-    return ok("texts", f"{n:,} of {n:,} chunks are what they were")
+    catalog, n = pipeline.catalog, pipeline.catalog.chunk_count()
+    bad = catalog.changed_texts()
+    if not bad:
+        return ok("texts", f"{n:,} of {n:,} chunks are what they were")
+    paths = [row.path for row in catalog.documents() if catalog.changed_texts(row.path)]
+    what = f"the text of {bad:,} of {_n(n, 'chunk')} has changed on disk, such as of {paths[0]}"
+    some = shlex.join(paths[:_NAMED]) + (" …" if len(paths) > _NAMED else "")
+    fix = f"read them again, and nothing else; their KV stays: epicrag ingest {some}"
+    return fail("texts", what, fix, _DAMAGED)
 
 
 def _vectors(pipeline: Pipeline) -> Iterator[Check]:
@@ -258,7 +268,9 @@ def _sources(pipeline: Pipeline) -> Check:
 
 def _root_of(path: str, roots: Collection[str]) -> str:
     """What was asked for that a file belongs to; its folder, where that is not known."""
-    return max((root for root in roots if is_below(path, {root})), key=len, default=os.path.dirname(path))
+    return max(
+        (root for root in roots if is_below(path, {root})), key=len, default=os.path.dirname(path)
+    )
 
 
 # --- with the models -----------------------------------------------------------------------------

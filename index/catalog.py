@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from epicrag.errors import DamagedError
 from epicrag.index import wordsearch
 from epicrag.index.database import Database, damaged
 from epicrag.index.fields import Facts
@@ -273,6 +275,20 @@ class Catalog:
     def chunks(self, path: str) -> list[tuple[int, Chunk]]:
         """Return the rows and chunks of a document in reading order; [] when it is unknown."""
         return self._chunks("WHERE path = ? ORDER BY ordinal", _encode(path))
+
+    def chunk_ids(self, path: str) -> list[tuple[int, str]]:
+        """Return the rows and ids of a document's chunks in reading order: the texts are not read."""
+        return self._rows(
+            "SELECT chunks.row, id FROM chunks JOIN documents ON documents.row = document_row"
+            " WHERE path = ? ORDER BY ordinal",
+            _encode(path),
+        )
+
+    def changed_texts(self, path: str | None = None) -> int:
+        """Return how many chunks, of all or of a document, have another text than was put: it changed on disk."""
+        where, values = ("WHERE path = ?", (_encode(path),)) if path is not None else ("", ())
+        with self._database.cursor(_CHUNK + where, values) as rows:
+            return sum(_chunk(columns).id != stored for _, *columns, stored in rows)
 
     def all_chunks(self, having: Container[int] | None = None) -> Iterator[tuple[int, Chunk]]:
         """Yield all chunks by document, in reading order, one document in memory at a time.
@@ -534,9 +550,17 @@ class Catalog:
         for row, *columns, stored_id in self._rows(_CHUNK + where, *values):
             chunk = _chunk(columns)
             if chunk.id != stored_id:
-                raise damaged(self._database.file, f"the text of chunk {row} has changed")
+                raise changed(self._database.file, chunk.document)
             found.append((row, chunk))
         return found
+
+
+def changed(file: Path, path: str) -> DamagedError:
+    """The error for text that is not what was put: reading its document again mends it."""
+    return DamagedError(
+        f"the index is damaged: {file}: the text of a passage of {path} has changed",
+        f"read it again, and nothing else: epicrag ingest {shlex.quote(path)}",
+    )
 
 
 def _aside(number: int) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 
 from epicrag import checkup
 from epicrag.doctor import examine
-from epicrag.errors import UsageError
+from epicrag.errors import DamagedError, UsageError
 from epicrag.index.lock import WriterLock
 from epicrag.index.staging import Staging
 from epicrag.pipeline import Pipeline
@@ -174,13 +174,25 @@ def test_vectors_that_no_longer_fit_their_texts_are_found(museum):
     assert states(examined(museum)) == {"round trip": "fail"}
 
 
-def test_text_that_changed_on_disk_is_damage(museum):
+def test_text_that_changed_on_disk_is_damage_and_reading_its_file_again_mends_it(museum):
     with sqlite3.connect(museum.config.index / "catalog.sqlite") as connection:
         connection.execute("UPDATE chunks SET text = replace(text, '4471', '1234')")
     connection.close()
     found = examined(museum)
-    assert found.exit_code == 8
-    assert any("has changed" in check.what for check in found.checks)
+    assert (found.exit_code, states(found)) == (8, {"texts": "fail"})
+    file = museum.docs / "museum.txt"
+    (told,) = [check for check in found.checks if check.state == "fail"]
+    assert "has changed" in told.what and told.fix.endswith(f"epicrag ingest {file}")
+    with pytest.raises(DamagedError) as damage:
+        museum.found("museum door code")
+    assert damage.value.hint.endswith(f"epicrag ingest {file}")
+    before = museum.kv_keys()
+    museum.engine.compiled.clear(), museum.embedder.embedded.clear()
+    (report,) = museum.ingest(file).files
+    assert report.status == "changed" and "damaged" in report.reason
+    assert states(examined(museum)) == {}
+    assert (museum.kv_keys(), museum.engine.compiled) == (before, [])
+    assert "4471" in museum.found("museum door code")
 
 
 def test_a_catalog_that_is_none_is_damage(museum):
