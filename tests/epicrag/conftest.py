@@ -66,6 +66,7 @@ class StubGeneration:
     deltas: list[str]
     fits: int
     pieces_used: int = 0
+    is_constrained: bool = False
     finish_reason: str = "stop"
     closed: bool = False
     usage: Usage = field(default_factory=lambda: Usage(100, 5))
