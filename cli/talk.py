@@ -6,19 +6,21 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from epicrag.cli.ask import answer_json, print_deltas, receipt_line, show_sources
 from epicrag.cli.output import Output, clean, count, line_of
 from epicrag.cli.reach import Face, is_beside
-from epicrag.condense import Rewriter, condense
+from epicrag.condense import Rewriter, condense, model_rewriter
 from epicrag.errors import EpicragError, UsageError
 from epicrag.history import messages_of
-from epicrag.passages import remember
-from epicrag.pipeline import Pipeline
+from epicrag.passages import remember, show
 from epicrag.remote import Remote, ServerGoneError
 from epicrag.sessions import Exchange, Session, Sessions
 from epicrag.types import Answer
+
+if TYPE_CHECKING:
+    from epicrag.pipeline import Pipeline
 
 HELP = """\
 /help           this
@@ -60,6 +62,8 @@ class Talk:
     code: int = 0
     """The exit code: of the first turn that failed, where no person is there to see it."""
     _pending: str | None = None
+    """A question that whoever answered has not begun to answer."""
+    _retryable: str | None = None
     _answer: Answer | None = None
     _dropped: int = 0
     _rewriter: tuple[Face, Rewriter] | None = None
@@ -198,12 +202,10 @@ class Talk:
 
     def _rewriting(self, face: Face) -> Rewriter | None:
         """The model's way to condense: of a pipeline only, for a server is asked no such thing."""
-        if self.manner.condense != "model" or not isinstance(face, Pipeline):
+        if self.manner.condense != "model" or isinstance(face, Remote):
             return None
         if self._rewriter is None or self._rewriter[0] is not face:
-            from epicrag.condense import model_rewriter
-
-            self._rewriter = (face, model_rewriter(face.engine))
+            self._rewriter = (face, model_rewriter(cast("Pipeline", face).engine))
         return self._rewriter[1]
 
     # --- commands ---
@@ -242,10 +244,7 @@ class Talk:
         if isinstance(face, Remote):
             text = str(face.passage(source.chunk)["text"])
         else:
-            from epicrag.passages import show
-
-            assert isinstance(face, Pipeline)
-            text = show(face, source.chunk)[0].chunk.text
+            text = show(cast("Pipeline", face), source.chunk)[0].chunk.text
         heading = f" · {line_of(source.heading)}" if source.heading else ""
         self.out.linked_note(f"[{source.n}] ", self.out.place(source.path, source), heading)
         self.out.note(text.strip("\n"))
@@ -266,8 +265,6 @@ class Talk:
 
         self.manner.policy = parse_policy(rest).name
         self.out.note(f"{self.manner.policy} from now on")
-
-    _retryable: str | None = None
 
     def _retry(self, face: Face, _: str) -> None:
         """Ask the last question again; its answer, where there is one, is taken back first."""
