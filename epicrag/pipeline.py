@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from epicrag.ask import AnswerStream, Ask, sources_of
 from epicrag.config import DEFAULT_HYBRID_WEIGHTS, Config, enforce_offline, load_config
 from epicrag.errors import EpicragError, IndexEmptyError, UsageError
+from epicrag.history import fitted
 from epicrag.ingest import (
     Event,
     IngestResult,
@@ -598,11 +599,11 @@ class Pipeline:
         """Retrieve now, and answer while the result is iterated.
 
         `chunks` are taken in place of retrieval, in their order. `shuffle_seed` puts the passages in a
-        random order. `history` is the conversation so far, and `query` what is searched for in place of the
-        question. `search` are options of `find`. `namespace` keeps what is found again of the conversation
-        apart from that of others. `system` stands in place of the configured system prompt. `cite` False puts no
-        markers into the text. `say` is told what takes long. Nothing relevant: `answered` is False, or
-        AbstainedError under `strict`.
+        random order. `history` is the conversation so far, of which the oldest turns are left out where not
+        all fit; `query` what is searched for in place of the question. `search` are options of `find`.
+        `namespace` keeps what is found again of the conversation apart from that of others. `system` stands in
+        place of the configured system prompt. `cite` False puts no markers into the text. `say` is told what
+        takes long. Nothing relevant: `answered` is False, or AbstainedError under `strict`.
         """
         question = _readable(question, "question")
         policy = self._policy(policy)
@@ -613,7 +614,17 @@ class Pipeline:
             hits, relevance, spent_ms = self._hits(query or question, k, chunks, search)
             if shuffle_seed is not None:
                 random.Random(shuffle_seed).shuffle(hits)
-            ask = Ask(question, tuple(hits), self.config.model, spent_ms, strict, relevance, cite)
+            searched = "" if chunks is not None else query or question
+            ask = Ask(
+                question,
+                tuple(hits),
+                self.config.model,
+                spent_ms,
+                strict,
+                relevance,
+                cite,
+                query=searched,
+            )
             if not hits or (relevance and not relevance.is_relevant):
                 return AnswerStream(ask, None)
             prompt = self.prompt(question, hits)
@@ -624,6 +635,9 @@ class Pipeline:
                 namespace=namespace,
             )
             sampling = sampling or self.sampling()
+            if history:
+                prompt, kept = fitted(self.engine, prompt, sampling.max_tokens)
+                ask = replace(ask, history=kept)
             lacking = self.foretell_kv(prompt, policy, sampling.max_tokens, say)
             self._expect_kv(policy, prompt, hits, lacking)
         generation = self.engine.generate(prompt, policy=policy, sampling=sampling)
