@@ -72,6 +72,11 @@ class Output:
         if not self.quiet:
             _write(sys.stderr, clean(text) + "\n")
 
+    def detail(self, text: str) -> None:
+        """Tell on stderr what only those want to know who asked for more."""
+        if self.verbose:
+            self.note(text)
+
     def object(self, value: dict[str, object]) -> None:
         """Write one JSON object to stdout: indented, or on one line under --jsonl."""
         value = {"schema_version": SCHEMA_VERSION, **value}

@@ -455,7 +455,7 @@ class ChunkBook:
 
     # --- taking away ---
 
-    def delete(self, namespace: str, chunk_id: str) -> None:
+    def delete(self, namespace: str, chunk_id: str) -> BookChunk:
         """Forget a chunk, and its KV unless another chunk needs it. UnknownChunkError where there is none.
 
         A chunk that stood behind it in its document stays, and its KV is computed again when it is used.
@@ -466,6 +466,7 @@ class ChunkBook:
                 keys = _remove(connection, chunk.row)
             self._changed(namespace)
             self._drop(keys)
+        return chunk
 
     def forget(self, namespace: str) -> int:
         """Forget all of a namespace; return how many chunks that were."""
@@ -638,4 +639,10 @@ def _with(chunk: BookChunk, key: str | None, kv: KVState) -> BookChunk:
 
 
 def _json(metadata: Mapping[str, Any] | None) -> str | None:
-    return None if metadata is None else json.dumps(dict(metadata))
+    if metadata is None:
+        return None
+    try:
+        text = json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the metadata of a chunk is not JSON: {error}") from error
+    return storable(text)

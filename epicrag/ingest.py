@@ -380,7 +380,11 @@ class _Run:
 
     def _mass_delete(self, doomed: int, lost: AbstractSet[str]) -> MassDeleteError:
         found = self.found
-        missing = [root for root in found.missing if any(_is_below(p, root) for p in lost)] if found else []
+        missing = (
+            [root for root in found.missing if any(_is_below(p, root) for p in lost)]
+            if found
+            else []
+        )
         given = found.asked if found else ()
         return MassDeleteError(doomed, self.known_count, len(self.emptied), missing, given)
 

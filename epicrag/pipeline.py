@@ -568,6 +568,8 @@ class Pipeline:
         history: Sequence[Turn] = (),
         query: str | None = None,
         namespace: str = "",
+        system: str | None = None,
+        cite: bool = True,
         say: Callable[[str], None] | None = None,
         **search: Any,
     ) -> AnswerStream:
@@ -576,7 +578,9 @@ class Pipeline:
         `chunks` are taken in place of retrieval, in their order. `shuffle_seed` puts the passages in a
         random order. `history` is the conversation so far, and `query` what is searched for in place of the
         question. `search` are options of `find`. `namespace` keeps what is found again of the conversation
-        apart from that of others. `say` is told what takes long. Nothing relevant: `answered` is False, or AbstainedError under `strict`.
+        apart from that of others. `system` stands in place of the configured system prompt. `cite` False puts no
+        markers into the text. `say` is told what takes long. Nothing relevant: `answered` is False, or
+        AbstainedError under `strict`.
         """
         question = _readable(question, "question")
         policy = self._policy(policy)
@@ -587,11 +591,15 @@ class Pipeline:
             hits, relevance, spent_ms = self._hits(query or question, k, chunks, search)
             if shuffle_seed is not None:
                 random.Random(shuffle_seed).shuffle(hits)
-            ask = Ask(question, tuple(hits), self.config.model, spent_ms, strict, relevance)
+            ask = Ask(question, tuple(hits), self.config.model, spent_ms, strict, relevance, cite)
             if not hits or (relevance and not relevance.is_relevant):
                 return AnswerStream(ask, None)
+            prompt = self.prompt(question, hits)
             prompt = replace(
-                self.prompt(question, hits), history=tuple(history), namespace=namespace
+                prompt,
+                system=prompt.system if system is None else system,
+                history=tuple(history),
+                namespace=namespace,
             )
             sampling = sampling or self.sampling()
             lacking = self.foretell_kv(prompt, policy, sampling.max_tokens, say)

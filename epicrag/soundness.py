@@ -268,7 +268,9 @@ def _sources(pipeline: Pipeline) -> Check:
 
 def _root_of(path: str, roots: Collection[str]) -> str:
     """What was asked for that a file belongs to; its folder, where that is not known."""
-    return max((root for root in roots if is_below(path, {root})), key=len, default=os.path.dirname(path))
+    return max(
+        (root for root in roots if is_below(path, {root})), key=len, default=os.path.dirname(path)
+    )
 
 
 # --- with the models -----------------------------------------------------------------------------

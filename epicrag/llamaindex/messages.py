@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, CitableBlock, MessageRole, TextBlock
@@ -76,7 +76,8 @@ def to_asked(
     question = "\n\n".join(texts)
     others = [*(m for m in messages if m.role in SYSTEM), *turns[:-1]]
     if any(isinstance(block, CitableBlock) for m in others for block in _readable(m.blocks)):
-        return _conversation(messages, turns, cited[:most], question, reading)
+        asked = _conversation(messages, turns, cited[:most], question, reading)
+        return replace(asked, given=len(cited))
     system = [_flat(m) for m in messages if m.role in SYSTEM]
     prompt = Prompt(
         question=question,
@@ -115,7 +116,7 @@ def _conversation(
     laid += [Message(_voice(m), tuple(parts(_laid(m)))) for m in turns[:-1]]
     earlier = len(sources)
     laid.append(Message("user", tuple(parts(_numbered(cited, question)))))
-    return Asked(Chat(tuple(laid)), tuple(sources), earlier, len(cited))
+    return Asked(Chat(tuple(laid)), tuple(sources), earlier)
 
 
 def _recognised(prompt: Prompt, recognise: Recogniser) -> Asked:

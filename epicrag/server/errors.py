@@ -91,6 +91,14 @@ def error_object(error: EpicragError) -> dict[str, Any]:
     }
 
 
+def own_object(error: EpicragError) -> dict[str, Any]:
+    """The error object of epicrag's own endpoints: OpenAI's, with message and hint apart, and the exit code."""
+    inner: dict[str, Any] = error_object(error)["error"]
+    hint = _printable(error.hint) if error.hint else None
+    more = {"message": _printable(error.message), "hint": hint, "exit_code": error.exit_code}
+    return {"error": {**inner, **more}}
+
+
 def headers_of(error: EpicragError) -> dict[str, str]:
     """What goes with an error: when to ask again, or that asking again is of no use."""
     status = status_of(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import Request
@@ -10,6 +12,7 @@ from epicrag.errors import IndexEmptyError
 from epicrag.server.errors import ApiError, retry_after
 from epicrag.server.jobs import Jobs
 from epicrag.server.metrics import Metrics
+from epicrag.server.notices import Notices
 from epicrag.server.settings import ServerSettings
 from epicrag.server.tenants import LOCAL, Tenant
 
@@ -35,16 +38,20 @@ class State:
         metrics: Metrics | None = None,
         *,
         has_index: bool = True,
+        notices: Notices | None = None,
     ) -> None:
         self.settings = settings or ServerSettings()
         self.metrics = metrics or Metrics()
         self.jobs = Jobs(self.settings.max_running + self.settings.max_waiting)
+        self.notices = notices or Notices()
+        self.started = int(time.time())
         self.phase: Phase = "loading"
         self.has_index = has_index
         self.secret: str | None = None
         """The token of the programs of the person who runs the server; None where there is none."""
         self.chunks: Any = None
         self.recogniser: Any = None
+        self.bringer: Any = None
         self._pipeline: Pipeline | None = None
         if pipeline is not None:
             self.ready(pipeline)
@@ -55,6 +62,12 @@ class State:
         self.metrics.watch(pipeline.engine)
         if self.phase == "loading":
             self.phase = "ready"
+
+    def close(self) -> None:
+        """Close what is kept beside the pipeline."""
+        for room in (self.recogniser, self.chunks):
+            if room is not None:
+                room.close()
 
     def refuse_unready(self) -> None:
         """ApiError 503 while the model is being loaded, and once the server was told to stop."""
@@ -74,6 +87,14 @@ class State:
     def model_name(self) -> str:
         """What clients call the model, which does not retrieve."""
         return self.settings.served_model_name or self.pipeline.engine.name
+
+    @property
+    def embedder_name(self) -> str:
+        return self.pipeline.config.embed_model
+
+    def turn(self) -> AbstractContextManager[object]:
+        """Have the catalog and the embedder alone, for what is not a question."""
+        return getattr(self.pipeline, "turn", None) or nullcontext()
 
     def models_for(self, tenant: Tenant) -> tuple[str, ...]:
         """The names of models that a tenant may ask."""

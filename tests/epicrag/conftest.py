@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,11 @@ class StubEngine:
     interrupt_at: int | None = None
     compiled: list[Any] = field(default_factory=list)
     prompts: list[Any] = field(default_factory=list)
+    samplings: list[Any] = field(default_factory=list)
+    context_window: int = 8192
+
+    def lay_out(self, prompt: Any, n_new: int) -> Any:
+        return SimpleNamespace(end=100)
 
     def lacking(self, prompt: Any, policy: Any, *, n_new: int) -> dict[int, int]:
         keys = map(self.key_of, prompt.pieces)
@@ -136,6 +142,7 @@ class StubEngine:
 
     def generate(self, prompt: Any, *, policy: Any, sampling: Any) -> StubGeneration:
         self.prompts.append(prompt)
+        self.samplings.append(sampling)
         text = self.answer if self.answer is not None else prompt.pieces[0].text
         fits = len(prompt.pieces) if self.fits is None else min(self.fits, len(prompt.pieces))
         return StubGeneration(["", *re.findall(r"\S+\s*", text)], fits)
