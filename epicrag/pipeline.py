@@ -28,6 +28,7 @@ from epicrag.ingest import (
     Manner,
     MassDeleteError,
     Progress,
+    describe,
     ingest,
     no_such_path,
     own_keys,
@@ -672,6 +673,7 @@ class Pipeline:
             if not catalog.setting("kv_profile"):
                 catalog.set_setting("kv_profile", engine.profile)
                 catalog.set_setting("kv_own_keys", json.dumps(sorted(engine.own_keys())))
+                describe(catalog, engine)
             if catalog.setting("kv_profile") == engine.profile:
                 keys = [(row, engine.key_of(piece)) for row, piece in missing.items()]
                 catalog.set_kv([(row, key) for row, key in keys if self.kv_store.contains(key)])

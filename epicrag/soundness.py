@@ -18,7 +18,7 @@ from epicrag.documents import is_there
 from epicrag.errors import DamagedError, EpicragError, MismatchError
 from epicrag.gc import leftovers, orphans
 from epicrag.index.sync import is_below
-from epicrag.ingest import asked_for
+from epicrag.ingest import asked_for, own_keys
 from epicrag.rebuild import embedder_of
 
 if TYPE_CHECKING:
@@ -206,6 +206,10 @@ def damaged_kv(pipeline: Pipeline, keys: Sequence[str]) -> list[str]:
 def _foreign(pipeline: Pipeline) -> Check:
     """KV of other models, modes or earlier texts: it can never be taken for KV of a passage, and takes room."""
     doomed = orphans(pipeline)
+    noted = pipeline.catalog.kv_keys() | own_keys(pipeline.catalog)
+    if lost := pipeline.kv_store.keys() - noted - doomed.keys():
+        what = f"{len(lost):,} entries are of passages, and the catalog has lost the notes of them"
+        return warn("foreign KV", what, "epicrag doctor --fix, or epicrag gc", "gc")
     if not doomed:
         return ok("foreign KV", "none")
     what = f"{len(doomed):,} entries, {_mib(sum(doomed.values()))}: of other models, settings or earlier texts"
