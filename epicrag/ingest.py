@@ -543,7 +543,7 @@ class _Run:
         for at in range(0, len(ids), EMBED_BATCH):
             some = ids[at : at + EMBED_BATCH]
             found = self._embedder().passages([texts[chunk_id] for chunk_id in some])
-            vectors.update(zip(some, map(_finite, found), strict=True))
+            vectors.update(zip(some, map(finite, found), strict=True))
             if len(ids) > EMBED_BATCH:
                 seconds = time.perf_counter() - began
                 done = min(at + EMBED_BATCH, len(ids))
@@ -844,7 +844,7 @@ def _is_below(path: str, root: str) -> bool:
     return is_below(path, {root})
 
 
-def _finite(windows: NDArray[float32]) -> NDArray[float32]:
+def finite(windows: NDArray[float32]) -> NDArray[float32]:
     """Leave out the windows of a passage that an embedder made nothing of: they are not to be found."""
     import numpy as np
 
