@@ -135,6 +135,17 @@ def test_only_allowed_rows_are_found(catalog, put):
     assert found(catalog, "code", allowed=[]) == []
 
 
+def test_under_a_filter_rare_is_what_is_rare_among_the_allowed(catalog, put, monkeypatch):
+    """A word that stands in no allowed passage takes no other's place."""
+    put(catalog, "/d/a.md", *(f"rare{n} state " for n in range(9)))
+    (row,) = put(catalog, "/d/b.md", "the state of the code")
+    monkeypatch.setattr(wordsearch, "MOST_TERMS", 4)
+    query = " ".join(f"rare{n}" for n in range(9)) + " state"
+    assert found(catalog, query, allowed=[row]) == ["the state of the code"]
+    monkeypatch.setattr(wordsearch, "_MOST_ROWS", 5)  # `state` is common in all, and rare here
+    assert found(catalog, "rare1 state", allowed=[row]) == ["the state of the code"]
+
+
 def test_few_rows_are_scored_however_common_the_words(catalog, put, monkeypatch):
     put(catalog, "/d/a.md", *(f"state year n{n % 7} " for n in range(200)), "state rare year")
     everything = found(catalog, "rare state year")
