@@ -117,7 +117,11 @@ class AnswerStream:
         self._generation = generation
         self._answer: Answer | None = None
         self._on_end = on_end
-        self._pieces = self._stream(generation) if generation else self._abstain(abstention or nothing_found(ask.relevance))
+        self._pieces = (
+            self._stream(generation)
+            if generation
+            else self._abstain(abstention or nothing_found(ask.relevance))
+        )
 
     def __iter__(self) -> Iterator[str]:
         return self

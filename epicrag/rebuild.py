@@ -133,7 +133,11 @@ def _add_lost(pipeline: Pipeline) -> int:
     for at in range(0, len(lost), EMBED_BATCH):
         rows = lost[at : at + EMBED_BATCH]
         found = pipeline.embedder.passages([catalog.chunk(row).model_text for row in rows])
-        known = [(row, windows) for row, windows in zip(rows, map(finite, found), strict=True) if len(windows)]
+        known = [
+            (row, windows)
+            for row, windows in zip(rows, map(finite, found), strict=True)
+            if len(windows)
+        ]
         if known:
             catalog.add_vectors([row for row, _ in known], [windows for _, windows in known])
         added += len(known)

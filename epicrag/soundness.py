@@ -310,7 +310,10 @@ def _round_trip(pipeline: Pipeline) -> Check:
     if not n:
         return ok("round trip", "nothing to find yet")
     if not bad:
-        return ok("round trip", f"{_n(n, 'passage')} of {pipeline.catalog.chunk_count():,}, embedded anew, find themselves")
+        return ok(
+            "round trip",
+            f"{_n(n, 'passage')} of {pipeline.catalog.chunk_count():,}, embedded anew, find themselves",
+        )
     where = pipeline.catalog.chunk(bad[0]).document
     what = f"{len(bad):,} of {_n(n, 'passage')}, embedded anew, do not find themselves, such as of {where}"
     return fail("round trip", what, "epicrag rebuild --embed-only", _DAMAGED)

@@ -118,7 +118,9 @@ def test_passages_that_lost_their_vectors_get_them_again(museum):
 
 def test_vectors_of_other_passages_are_made_again_by_the_same_embedder(museum):
     with museum.open() as pipeline, pipeline.catalog.database.writing() as connection:
-        connection.execute("UPDATE vectors SET data = (SELECT data FROM vectors WHERE chunk_row = 1)")
+        connection.execute(
+            "UPDATE vectors SET data = (SELECT data FROM vectors WHERE chunk_row = 1)"
+        )
     with museum.open() as pipeline:
         assert misfits(pipeline)[0] == 3 and len(misfits(pipeline)[1]) == 2
         assert reembed(pipeline).embedded == 3
