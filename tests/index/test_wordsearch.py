@@ -90,6 +90,13 @@ def test_two_character_words_of_a_text_without_spaces_are_found(catalog, put):
     assert found(catalog, "雨") == ["明天下雨。"]
 
 
+def test_emoji_and_names_that_read_as_stop_words_are_found(catalog, put):
+    put(catalog, "/d/a.md", "All went well 👍", "Ask the IT department", "It is a department")
+    assert found(catalog, "👍") == ["All went well 👍"]
+    assert found(catalog, "IT") == ["Ask the IT department"]
+    assert found(catalog, "it") == []
+
+
 @pytest.mark.parametrize("query", ["?", "", "the of and", '"', "''", "*", "\x00", "-", "()"])
 def test_a_question_without_words_finds_nothing(catalog, put, query):
     put(catalog, "/d/a.md", "the and of")
