@@ -220,18 +220,6 @@ class Catalog:
             step(connection)
         return n
 
-    def rename_document(self, old: str, new: str) -> None:
-        """Relabel a document: chunks, vectors and KV stay. KeyError: no `old`; ValueError: `new` is taken."""
-        with self._database.writing() as connection:
-            if _exists(connection, new):
-                raise ValueError(f"a document is already known at {new!r}")
-            if not _exists(connection, old):
-                raise KeyError(old)
-            connection.execute(
-                "UPDATE documents SET path = ? WHERE path = ?", (_encode(new), _encode(old))
-            )
-            step(connection)
-
     def rename_documents(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Relabel many at once, (old, new): names may be swapped or passed on, and what no pair takes
         away from a new name is replaced. One transaction; KeyError: an old path is not known."""

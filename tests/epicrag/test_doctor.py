@@ -279,7 +279,7 @@ def test_what_stands_in_an_archive_or_on_the_web_is_not_missed(museum):
     assert museum.ingest().counts["added"] == 1
     with museum.open() as pipeline:
         museum_path = str(museum.docs / "museum.txt")
-        pipeline.catalog.rename_document(museum_path, "https://museum.example/hours")
+        pipeline.catalog.rename_documents([(museum_path, "https://museum.example/hours")])
     assert states(examined(museum)) == {}
 
 

@@ -35,7 +35,7 @@ def test_words_follow_documents_through_put_change_rename_and_delete(catalog, pu
     put(catalog, "/d/a.md", "the code is 8820")
     check(catalog)
     assert (found(catalog, "4471"), found(catalog, "code")) == ([], ["the code is 8820"])
-    catalog.rename_document("/d/a.md", "/d/c.md")
+    catalog.rename_documents([("/d/a.md", "/d/c.md")])
     check(catalog)
     assert found(catalog, "8820") == ["the code is 8820"]
     catalog.delete_document("/d/c.md")
