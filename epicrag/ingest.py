@@ -88,7 +88,7 @@ class IngestResult:
     kv_chunks: int = 0
     """Chunks that this run compiled."""
     kv_tokens: int = 0
-    """Tokens that this run computed."""
+    """Tokens of these chunks' text; the few that join a passage to others in a prompt are not counted."""
     ms: float = 0.0
     dry_run: bool = False
     interrupted: bool = False
@@ -699,7 +699,7 @@ class _Run:
             for i, _, computed in engine.compile(pieces):
                 done += pending[rows[i]]
                 self.kv_chunks += computed > 0
-                self.kv_tokens += computed
+                self.kv_tokens += pending[rows[i]] if computed else 0
                 seconds = time.perf_counter() - began
                 self.progress(Event("kv", done, total, None, self.kv_tokens, seconds))
 

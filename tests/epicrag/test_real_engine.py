@@ -146,3 +146,14 @@ def test_whose_kv_is_on_disk_is_derived_without_the_weights(opened, monkeypatch,
         pipeline.catalog.delete_document(noted[0][0])
         (freed,) = (one for one in collect(pipeline) if one.files)
         assert freed.files == sum(path == noted[0][0] for path, _, _ in noted)
+
+
+def test_tokens_of_kv_are_those_of_the_text_and_bytes_are_told_for_them(opened, bench):
+    with opened() as pipeline:
+        result = pipeline.ingest([bench.docs])
+        status = pipeline.status()
+        assert result.kv_tokens == result.tokens == status.tokens
+        sizes, own = pipeline.kv_store.sizes(), pipeline.engine.own_keys()
+    of_text = sum(size for key, size in sizes.items() if key not in own)
+    assert status.kv_bytes_per_text_token == pytest.approx(of_text / status.tokens)
+    assert status.kv_bytes_per_text_token > status.kv_bytes_per_token
