@@ -29,6 +29,7 @@ from epicrag.ingest import (
     Manner,
     MassDeleteError,
     Progress,
+    describe,
     ingest,
     no_such_path,
     own_keys,
@@ -100,6 +101,9 @@ class Status:
     embedder_fingerprint: str | None
     configured_model: str
     configured_embedder: str
+    kv_bytes_per_text_token: float | None = None
+    """What the KV of passages takes on disk for a token of their text; None while there is none. A little more
+    than `kv_bytes_per_token`: with the tokens that join passages in a prompt, and the heads of files."""
 
 
 class Pipeline:
@@ -708,6 +712,7 @@ class Pipeline:
             if not catalog.setting("kv_profile"):
                 catalog.set_setting("kv_profile", engine.profile)
                 catalog.set_setting("kv_own_keys", json.dumps(sorted(engine.own_keys())))
+                describe(catalog, engine)
             if catalog.setting("kv_profile") == engine.profile:
                 keys = [(row, engine.key_of(piece)) for row, piece in missing.items()]
                 catalog.set_kv([(row, key) for row, key in keys if self.kv_store.contains(key)])
@@ -789,7 +794,14 @@ class Pipeline:
             embedder_fingerprint=embedder.get("fingerprint"),
             configured_model=self.config.model,
             configured_embedder=self.config.embed_model,
+            kv_bytes_per_text_token=self._bytes_per_text_token(sizes),
         )
+
+    def _bytes_per_text_token(self, sizes: Mapping[str, int]) -> float | None:
+        """`sizes`: bytes on disk by key. What several passages share counts once."""
+        tokens = {key: n for _, n, key in self.catalog.chunk_keys() if key in sizes}
+        total = sum(tokens.values())
+        return sum(sizes[key] for key in tokens) / total if total else None
 
     def refuse_empty(self) -> None:
         if not self.catalog.chunk_count():
