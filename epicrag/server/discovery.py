@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,7 +67,8 @@ class Discovery:
                 self._file,
                 error.strerror,
             )
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
             return
         self._is_there = True
 
@@ -75,11 +77,9 @@ class Discovery:
         if not self._is_there:
             return
         self._is_there = False
-        try:
+        with suppress(OSError, ValueError):
             if json.loads(self._file.read_text("utf-8")).get("secret") == self._facts["secret"]:
                 self._file.unlink()
-        except (OSError, ValueError):
-            pass
 
 
 def settings_json(config: Config) -> dict[str, Any]:

@@ -334,7 +334,9 @@ def test_a_share_that_is_not_mounted_is_never_deleted_unasked(museum, is_mount_p
         museum.ingest(museum.docs / "sub")
     with pytest.raises(MassDeleteError):
         museum.ingest(museum.docs, museum.docs / "sub")
-    assert museum.ingest(museum.docs).counts["deleted"] == 1  # the folder named is there: it is told
+    assert (
+        museum.ingest(museum.docs).counts["deleted"] == 1
+    )  # the folder named is there: it is told
 
 
 def test_a_named_path_that_moved_below_another_is_no_loss(museum):
