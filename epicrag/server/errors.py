@@ -171,8 +171,14 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
 
 def _field(item: Mapping[str, Any]) -> str:
-    where = [str(part) for part in item.get("loc", ()) if part != "body"]
-    return ".".join(where)[:200] or "body"
+    """Where it stands, as a client writes it: messages[0].content. Parts in brackets name a kind, and no field."""
+    where = ""
+    for part in item.get("loc", ()):
+        if isinstance(part, int):
+            where += f"[{part}]"
+        elif part != "body" and part.isidentifier():
+            where += f".{part}" if where else part
+    return where[:200] or "body"
 
 
 def _http(request: Request, error: HTTPException) -> ApiError:
