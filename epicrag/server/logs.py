@@ -26,6 +26,9 @@ SERVER = logging.getLogger("epicrag.server")
 CLIENT_LEFT = 499
 """What a request is counted as whose client went away before there was an answer."""
 
+_PROBES = ("/healthz", "/metrics")
+"""Asked by machines every few seconds: counted, and not logged."""
+
 _HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -87,7 +90,7 @@ class Logged:
         finally:
             endpoint = endpoint_of(scope)
             self._state.metrics.requests.labels(endpoint, str(status)).inc()
-            if REQUESTS.isEnabledFor(logging.INFO):
+            if endpoint not in _PROBES and REQUESTS.isEnabledFor(logging.INFO):
                 REQUESTS.info("%s", endpoint, extra={"request": _line(scope, record, status)})
 
 

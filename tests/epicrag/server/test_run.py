@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +22,7 @@ import pytest
 from epicrag.config import Config
 from epicrag.errors import MismatchError, UsageError
 from epicrag.server.discovery import Discovery, run_file
-from epicrag.server.run import Loading, Server, bind, url_of
+from epicrag.server.run import Loading, Server, bind, serve, url_of
 from epicrag.server.settings import ServerSettings
 from epicrag.server.state import State
 from epicrag.server.tenants import LOCAL, Tenants, digest_of
@@ -302,57 +301,85 @@ def test_a_home_that_cannot_be_written_is_no_failure(tmp_path: Path, caplog: Any
 # --- the whole -----------------------------------------------------------------------------------
 
 
-def test_the_command_serves_and_a_second_ctrl_c_ends_it_at_once(
+def test_a_model_alone_is_loaded_served_and_ended(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ):
-    """A model alone, in a process of its own: it says that it loads, answers, and stops."""
-    run = "from epicrag.cli.main import run; run()"
-    flags = [
-        "--model",
-        str(checkpoint("llama")),
-        "--home",
-        str(tmp_path),
-        "--index",
-        str(tmp_path / "i"),
-    ]
-    command = [
-        sys.executable,
-        "-c",
-        run,
-        "serve",
-        "--port",
-        "0",
-        "--json",
-        "--device",
-        "cpu",
-        *flags,
-    ]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout and process.stderr
+    """As the command does it, signals included; what a client sees meanwhile."""
+    config = Config(
+        home=tmp_path, index=tmp_path / "index", model=str(checkpoint("llama")), device="cpu",
+        kv_memory=32 << 20,
+    )  # fmt: skip
+    said: list[str] = []
+    urls: list[str] = []
+    seen: dict[str, Any] = {}
+
+    def client() -> None:
+        until(lambda: urls)
+        file = run_file(config.home, config.index)
         try:
-            said = "".join(iter(process.stdout.readline, "}\n")) + "}"
-            url = json.loads(said)["url"]
-            assert httpx.get(url + "/healthz").status_code in (200, 503)
-            until(lambda: httpx.get(url + "/healthz").status_code == 200, 120)
-            names = [model["id"] for model in httpx.get(url + "/v1/models").json()["data"]]
-            assert "epicrag" not in names
-            with ExitStack() as stack:
-                for seed in range(
-                    6
-                ):  # at random, or the model would soon be stopped for its repeats
-                    body = {"prompt": "a", "model": names[0], "max_tokens": 900, "stream": True}
-                    body |= {"temperature": 100, "seed": seed}
-                    asked = httpx.stream("POST", url + "/v1/completions", json=body, timeout=60)
-                    next(stack.enter_context(asked).iter_lines())
-                process.send_signal(signal.SIGINT)
-                until(lambda: httpx.get(url + "/healthz").status_code == 503)
-                process.send_signal(signal.SIGINT)
-                assert process.wait(10) == 130
+            seen["first"] = httpx.get(urls[0] + "/healthz").json()["status"]
+            until(lambda: httpx.get(urls[0] + "/healthz").status_code == 200, 60)
+            until(file.exists)
+            seen["facts"] = json.loads(file.read_text())
+            seen["models"] = httpx.get(urls[0] + "/v1/models").json()["data"]
+            asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+            asked["model"] = seen["models"][0]["id"]
+            answer = httpx.post(urls[0] + "/v1/chat/completions", json=asked, timeout=60)
+            seen["answer"] = answer.json()
+            made = httpx.post(urls[0] + "/v1/chunks", json={"text": "The ferry leaves at ten."})
+            seen["chunk"] = made.json()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    settings = ServerSettings(port=0, served_model_name="tiny")
+    code = serve(config, settings, context_limit=512, say=said.append, told=urls.append)
+    thread.join(10)
+    assert code == 0
+    assert seen["first"] in ("loading", "ok")
+    assert seen["facts"]["url"] == urls[0]
+    assert [model["id"] for model in seen["models"]] == ["tiny", config.embed_model]
+    assert seen["models"][0]["max_model_len"] == 512
+    assert seen["answer"]["choices"][0]["message"]["role"] == "assistant"
+    assert seen["chunk"]["object"] == "chunk"
+    assert any("there is no index" in line for line in said)
+    assert not config.index.exists()
+    assert not list((tmp_path / "run").iterdir())
+
+
+STUCK = """
+import sys
+from pathlib import Path
+from epicrag.server.discovery import Discovery
+from epicrag.server.run import Loading, Server, bind, serve, url_of
+from epicrag.server.settings import ServerSettings
+from epicrag.server.state import State
+
+state, listener = State(), bind(ServerSettings(port=0))
+state.phase = "ready"
+state.jobs.enter()  # an answer that never ends
+discovery = Discovery(Path(sys.argv[1]), {"secret": "s"})
+discovery.write()
+loading = Loading(state, None, lambda: None, discovery, print)
+print(url_of(listener, "127.0.0.1"), flush=True)
+Server(state, loading, discovery).run(sockets=[listener])
+"""
+
+
+def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
+    file = tmp_path / "run.json"
+    command = [sys.executable, "-c", STUCK, str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            url = process.stdout.readline().strip()
+            until(lambda: httpx.get(url + "/healthz").status_code == 200)
+            process.send_signal(signal.SIGINT)
+            until(lambda: httpx.get(url + "/healthz").json() == {"status": "stopping"})
+            assert not file.exists()
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
         finally:
             process.kill()
-        log = [json.loads(line) for line in process.stderr.read().splitlines()]
-    assert any("there is no index" in line.get("message", "") for line in log)
-    assert not (tmp_path / "i").exists()
-    assert not list((tmp_path / "run").iterdir())
