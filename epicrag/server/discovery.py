@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from epicrag import __version__
+from epicrag.remote import as_json, run_file
 
 if TYPE_CHECKING:
     from epicrag.config import Config
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("epicrag")
 
 _OF_INGEST_OR_PLACE = frozenset({"home", "index", "origins", "offline", "log"})
-
-
-def run_file(home: Path, index: Path) -> Path:
-    """Where the server of an index says where it is."""
-    digest = hashlib.sha256(os.fsencode(os.path.abspath(index))).hexdigest()
-    return home / "run" / f"{digest[:16]}.json"
 
 
 class Discovery:
@@ -85,10 +79,5 @@ class Discovery:
 def settings_json(config: Config) -> dict[str, Any]:
     """The settings that may decide an answer, as JSON gives them back."""
     names = [field.name for field in fields(config) if field.name not in _OF_INGEST_OR_PLACE]
-    return {name: _json(getattr(config, name)) for name in names}
+    return {name: as_json(getattr(config, name)) for name in names}
 
-
-def _json(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {str(key): _json(one) for key, one in value.items()}
-    return str(value) if isinstance(value, Path) else value

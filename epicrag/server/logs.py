@@ -66,7 +66,9 @@ class Logged:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http":  # nothing else is served
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
             return
         record = Record()
         scope.setdefault("state", {})["record"] = record

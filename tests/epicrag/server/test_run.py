@@ -21,7 +21,8 @@ import pytest
 
 from epicrag.config import Config
 from epicrag.errors import MismatchError, UsageError
-from epicrag.server.discovery import Discovery, run_file
+from epicrag.remote import differing, discover, run_file
+from epicrag.server.discovery import Discovery
 from epicrag.server.run import Loading, Server, bind, serve, url_of
 from epicrag.server.settings import ServerSettings
 from epicrag.server.state import State
@@ -276,6 +277,9 @@ def test_the_discovery_file_is_for_its_owner_alone(tmp_path: Path):
         facts["settings"]
     )
     assert list(file.parent.iterdir()) == [file]
+    found = discover(config)
+    assert found and (found.url, found.token) == ("http://127.0.0.1:1", "secret")
+    assert differing(found, config) == []
     discovery.remove()
     assert not file.exists()
 
