@@ -22,7 +22,7 @@ from epicrag.server.rooms import furnish
 from epicrag.server.settings import ServerSettings
 from epicrag.server.state import State
 
-EXAMPLES = int(os.environ.get("EPICRAG_FUZZ_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("EPICRAG_FUZZ_EXAMPLES", "2"))
 """Made-up requests of each operation, besides those that walk along the bounds of its schema."""
 
 
