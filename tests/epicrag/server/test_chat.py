@@ -129,11 +129,17 @@ def test_strict_question_without_an_answer_is_an_error(server: Any):
     assert error["code"] == "abstained"
 
 
+def test_strict_stream_shows_nothing_that_the_documents_do_not_say(server: Any):
+    server.engine.answer = "Penguins dance tango under violet skies."
+    error = refused(server, user(DOOR), status=422, stream=True, epicrag={"strict": True})
+    assert error["code"] == "abstained"
+
+
 def test_settings_of_retrieval_are_heeded(server: Any):
     said = asked(server, user(DOOR), epicrag={"k": 1, "filter": 'path~"*museum.txt"'})
     assert len(said["epicrag"]["sources"]) == 1
     error = refused(server, user(DOOR), epicrag={"filter": "nonsense("})
-    assert error["message"]
+    assert error["param"] == "epicrag.filter"
 
 
 def test_link_policy_that_is_none_is_refused_by_its_field(server: Any):
