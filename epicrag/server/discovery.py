@@ -80,4 +80,3 @@ def settings_json(config: Config) -> dict[str, Any]:
     """The settings that may decide an answer, as JSON gives them back."""
     names = [field.name for field in fields(config) if field.name not in _OF_INGEST_OR_PLACE]
     return {name: as_json(getattr(config, name)) for name in names}
-
