@@ -22,6 +22,7 @@ def test_an_answer_comes_line_by_line(server: Any):
     answer = ask(server)
     assert answer.headers["content-type"] == "application/x-ndjson"
     lines = lines_of(answer)
+    assert lines[0]["relevance"]["relevant"]
     assert lines[0]["hits"][0]["path"].endswith("museum.txt")
     assert set(lines[0]["hits"][0]) >= {"rank", "score", "path", "lines", "chunk", "text", "stages"}
     deltas = [line["delta"] for line in lines if "delta" in line]
@@ -98,7 +99,12 @@ def test_what_cannot_be_asked_is_a_bad_request(server: Any, more: dict[str, Any]
     assert says in answer.json()["error"]["message"]
 
 
-def test_every_choice_reaches_the_engine(server: Any):
+def test_every_choice_reaches_the_engine(server: Any, monkeypatch: pytest.MonkeyPatch):
+    from epicrag import pipeline
+    from epicrag.history import Kept
+
+    # The stub has no template to measure turns by.
+    monkeypatch.setattr(pipeline, "fitted", lambda engine, prompt, n_new: (prompt, Kept(2, 1, 9)))
     answer = ask(
         server,
         k=2,
@@ -115,6 +121,9 @@ def test_every_choice_reaches_the_engine(server: Any):
         filter='path~"*museum*"',
     )
     assert answer.status_code == 200
+    last = lines_of(answer)[-1]
+    assert (last["query"], last["history_tokens"]) == ("harbour museum door code", 9)
+    assert last["dropped_turns"] == 1
     prompt = server.engine.prompts[-1]
     assert [turn.text for turn in prompt.history] == ["Hello", "Hi"]
     assert len(prompt.pieces) == 1
