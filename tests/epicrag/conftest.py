@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,7 @@ class StubGeneration:
     deltas: list[str]
     fits: int
     pieces_used: int = 0
+    is_constrained: bool = False
     finish_reason: str = "stop"
     closed: bool = False
     usage: Usage = field(default_factory=lambda: Usage(100, 5))
@@ -118,6 +120,7 @@ class StubEngine:
     def key_of(self, piece: Any, mode: str | None = None) -> str:
         return hashlib.sha256((self.profile + piece.text).encode()).hexdigest()
 
+    cache = SimpleNamespace(profile="cache-1")
     kv_bytes_per_token = 8
     kv_dtype = "float32"
 
