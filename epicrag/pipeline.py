@@ -302,14 +302,6 @@ class Pipeline:
 
         return UnitTokenizer.load(self._model_path(self.config.model))
 
-    @cached_property
-    def recogniser(self) -> Recogniser:
-        """Finds passages of this index in texts that others have put together."""
-        from epicrag.recognise import Recogniser
-
-        tokenizer: Any = getattr(self.engine, "tokenizer", self.counter)
-        return Recogniser(tokenizer, index=self.config.index)
-
     def recognise(self, text: str) -> tuple[str | Piece, ...]:
         """A text in parts, the passages of this index in it as pieces; joined, the parts are the text."""
         return self.recogniser.parts(text)

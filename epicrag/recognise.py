@@ -10,6 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from epicrag.chunkbook import ChunkBook
     from epicrag.index.catalog import Catalog
     from epicrag.serving.prompt import Piece
+    from epicrag.types import Chunk
 
 _log = logging.getLogger("epicrag")
 
@@ -322,9 +324,10 @@ class IndexSource:
             gone = np.setdiff1d(self._rows, rows, assume_unique=True).tolist()
 
             def read() -> None:
-                chunks = catalog.all_chunks(new if len(self._rows) else None)
-                texts = ((row, chunk.text.strip()) for row, chunk in chunks if row in new)
-                self.known.update(texts, gone)
+                chunks = _each(catalog, new) if len(self._rows) else catalog.all_chunks()
+                self.known.update(
+                    ((row, chunk.text.strip()) for row, chunk in chunks if row in new), gone
+                )
                 self._rows, self._stamp = rows, stamp
                 with self._mutex:
                     self._texts.clear()
@@ -387,6 +390,13 @@ class IndexSource:
                 self._reading.release()
 
         threading.Thread(target=run, name="epicrag-recognise", daemon=True).start()
+
+
+def _each(catalog: Catalog, rows: Iterable[int]) -> Iterator[tuple[int, Chunk]]:
+    """The chunks of some rows; those that are gone meanwhile are left out."""
+    for row in rows:
+        with suppress(KeyError):
+            yield row, catalog.chunk(row)
 
 
 class BookSource:
