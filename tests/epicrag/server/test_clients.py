@@ -149,7 +149,7 @@ def test_openai_extra_body_reaches_the_engine(client: openai.OpenAI):
         **SHORT,
     )
     more = said(answer)
-    assert [source["chunk"] for source in more["sources"]][0] == "valve"
+    assert more["sources"][0]["chunk"] == "valve"
     assert len(more["sources"]) == 2
     assert more["receipt"]["policy"] == "none"
 
