@@ -54,4 +54,5 @@ def parts(state: State, tenant: Tenant, text: str) -> Sequence[str | Piece]:
     if state.recogniser is None:
         return (text,)
     found: Sequence[str | Piece] = state.recogniser.parts(text, tenant)
+    state.metrics.recognised.inc(sum(len(p.standing) for p in found if not isinstance(p, str)))
     return found
