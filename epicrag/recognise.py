@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -259,18 +260,22 @@ class _Taken:
     """Stretches of a text that are spoken for."""
 
     def __init__(self) -> None:
-        self._spans: list[tuple[int, int, KnownChunk]] = []
+        self._starts: list[int] = []
+        self._spans: list[tuple[int, int, KnownChunk]] = []  # in order
 
     def is_free(self, start: int, end: int) -> bool:
-        return all(end <= low or high <= start for low, high, _ in self._spans)
+        at = bisect_left(self._starts, end)  # of those that begin before its end, the last ends last
+        return at == 0 or self._spans[at - 1][1] <= start
 
     def take(self, start: int, end: int, chunk: KnownChunk) -> None:
-        self._spans.append((start, end, chunk))
+        at = bisect_left(self._starts, start)
+        self._starts.insert(at, start)
+        self._spans.insert(at, (start, end, chunk))
 
     def matches(self, data: bytes) -> Iterator[_Match]:
         """From bytes to characters, in order."""
         place = at = 0
-        for start, end, chunk in sorted(self._spans, key=lambda span: span[0]):
+        for start, end, chunk in self._spans:
             place += len(data[at:start].decode("utf-8", "surrogatepass"))
             length = chunk.body[1] - chunk.body[0]
             yield _Match(chunk, place, place + length)
