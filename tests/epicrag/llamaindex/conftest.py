@@ -35,6 +35,7 @@ class Words:
         self._dropped = n_pieces - self._fits
         self._policy = policy.name
         self.pieces_used = 0
+        self.is_constrained = False
         self.finish_reason = engine.reason
         self.given = 0
         self.threads: set[str] = set()
