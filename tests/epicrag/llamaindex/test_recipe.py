@@ -26,9 +26,7 @@ class SegmentNode(TextNode):
     """A node that shows itself as a segment."""
 
     def get_content_blocks(self, metadata_mode: Any = None) -> list[Any]:
-        return [
-            CitableBlock(title="", source=self.node_id, content=[TextBlock(text=self.text)])
-        ]
+        return [CitableBlock(title="", source=self.node_id, content=[TextBlock(text=self.text)])]
 
 
 class SegmentPrompt(PromptTemplate):

@@ -36,7 +36,6 @@ MODES = [
     "tree_summarize",
     "simple_summarize",
     "accumulate",
-    "compact_accumulate",
 ]
 
 
@@ -67,11 +66,12 @@ def pipeline(tiny_engine, tmp_path_factory):
     for name, text in DOCS.items():
         (docs / name).write_text(text)
     lm = tiny_engine("llama")
-    config = Config(home=folder, index=folder / "index", max_tokens=8)
+    config = Config(home=folder, index=folder / "index", max_tokens=4)
     with Pipeline(
         config, create=True, embedder=AnyEmbedder(), engine=lm, counter=lm.tokenizer
     ) as made:
         made.ingest([docs], kv=False)
+        made.ask(QUESTION, chunks=made.search(QUESTION))  # computes the KV of all three
         yield made
 
 
@@ -101,9 +101,7 @@ def test_a_response_mode_answers_and_reuses(llm, retriever, raws, mode):
     assert set(found) <= ids
     # simple_summarize shows the model a list as Python writes it, line ends escaped.
     assert len(set(found)) >= (2 if mode == "simple_summarize" else 3)
-    again = len(raws)
-    RetrieverQueryEngine(retriever, synthesizer).query("and where is the dog?")
-    assert sum(reused(raws[again:])) > 0
+    assert sum(reused(raws)) > 0
 
 
 @pytest.mark.parametrize("kind", [ContextChatEngine, CondensePlusContextChatEngine])
@@ -112,7 +110,9 @@ def test_a_chat_engine_answers_and_reuses(llm, retriever, raws, kind):
     name = "context_template" if kind is ContextChatEngine else "context_prompt"
     refine = name.replace("context_", "context_refine_")
     short = {name: "Context:\n{context_str}\n-----\n", refine: "{existing_answer}{context_msg}"}
-    engine = kind.from_defaults(retriever, llm=llm, memory=memory, **short)
+    engine = kind.from_defaults(  # (skip_condense: the tiny model writes no question)
+        retriever, llm=llm, memory=memory, skip_condense=True, **short
+    )
     first = engine.chat(QUESTION)
     second = engine.chat("and the {context_str}?")
     assert str(first)
