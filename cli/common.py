@@ -88,7 +88,9 @@ class Common:
         """Those of the flags given that say which index is meant."""
         names = ("index", "home", "config")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return shlex.join(word for name, value in given.items() for word in (f"--{name}", str(value)))
+        return shlex.join(
+            word for name, value in given.items() for word in (f"--{name}", str(value))
+        )
 
     @property
     def flags(self) -> dict[str, object]:

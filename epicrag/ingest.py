@@ -88,7 +88,7 @@ class IngestResult:
     kv_chunks: int = 0
     """Chunks that this run compiled."""
     kv_tokens: int = 0
-    """Tokens that this run computed."""
+    """Tokens of these chunks' text; the few that join a passage to others in a prompt are not counted."""
     ms: float = 0.0
     dry_run: bool = False
     interrupted: bool = False
@@ -543,7 +543,7 @@ class _Run:
         for at in range(0, len(ids), EMBED_BATCH):
             some = ids[at : at + EMBED_BATCH]
             found = self._embedder().passages([texts[chunk_id] for chunk_id in some])
-            vectors.update(zip(some, map(_finite, found), strict=True))
+            vectors.update(zip(some, map(finite, found), strict=True))
             if len(ids) > EMBED_BATCH:
                 seconds = time.perf_counter() - began
                 done = min(at + EMBED_BATCH, len(ids))
@@ -596,7 +596,7 @@ class _Run:
         if nothing and (is_current or not catalog.chunk_count()):
             return own_keys(catalog)
         engine = self.tools.engine
-        self._describe(engine)
+        describe(catalog, engine)
         if engine.refusal:
             catalog.set_setting("kv_identity", identity)
             self.note(engine.refusal)
@@ -699,17 +699,9 @@ class _Run:
             for i, _, computed in engine.compile(pieces):
                 done += pending[rows[i]]
                 self.kv_chunks += computed > 0
-                self.kv_tokens += computed
+                self.kv_tokens += pending[rows[i]] if computed else 0
                 seconds = time.perf_counter() - began
                 self.progress(Event("kv", done, total, None, self.kv_tokens, seconds))
-
-    def _describe(self, engine: Engine) -> None:
-        """Leave what `status` shows, and the next run needs to know, without loading the model."""
-        self.tools.catalog.set_setting("kv_refusal", engine.refusal or "")
-        self.tools.catalog.set_setting("kv_bytes_per_token", str(engine.kv_bytes_per_token))
-        self.tools.catalog.set_setting("kv_dtype", engine.kv_dtype)
-        for name in ("name", "fingerprint", "tokenizer_fingerprint", "dtype", "compile_mode"):
-            self.tools.catalog.set_setting(f"model_{name}", str(getattr(engine, name)))
 
     # --- the report ---
 
@@ -788,10 +780,10 @@ def _batches(
     """Yield the rows and pieces of pending chunks, in their order, few enough to hold in memory."""
     rows = iter(pending)
     while batch := tuple(islice(rows, KV_BATCH)):
-        yield batch, tuple(_piece(catalog, row) for row in batch)
+        yield batch, tuple(piece_of(catalog, row) for row in batch)
 
 
-def _piece(catalog: Catalog, row: int) -> Piece:
+def piece_of(catalog: Catalog, row: int) -> Piece:
     """A chunk's text, with the text before it in its document."""
     from epicrag.serving.prompt import Piece
 
@@ -852,7 +844,7 @@ def _is_below(path: str, root: str) -> bool:
     return is_below(path, {root})
 
 
-def _finite(windows: NDArray[float32]) -> NDArray[float32]:
+def finite(windows: NDArray[float32]) -> NDArray[float32]:
     """Leave out the windows of a passage that an embedder made nothing of: they are not to be found."""
     import numpy as np
 
@@ -866,6 +858,20 @@ def _room_bytes(folder: Path) -> int:
     """Bytes of the disk that KV may take: what is free, less a tenth for everybody else."""
     free = shutil.disk_usage(folder).free
     return free - free // 10
+
+
+def describe(catalog: Catalog, engine: Engine) -> None:
+    """Leave what `status` and `doctor` show, and the next run needs to know, without loading the model."""
+    facts = {
+        "kv_refusal": engine.refusal or "",
+        "kv_bytes_per_token": engine.kv_bytes_per_token,
+        "kv_dtype": engine.kv_dtype,
+        # What the keys of its KV are made with besides the texts: see `keys.py`.
+        "kv_cache_profile": "" if engine.refusal else engine.cache.profile,
+    }
+    names = ("name", "fingerprint", "tokenizer_fingerprint", "dtype", "compile_mode")
+    for name, value in {**facts, **{f"model_{n}": getattr(engine, n) for n in names}}.items():
+        catalog.set_setting(name, str(value))
 
 
 def own_keys(catalog: Catalog) -> AbstractSet[str]:

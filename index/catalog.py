@@ -220,18 +220,6 @@ class Catalog:
             step(connection)
         return n
 
-    def rename_document(self, old: str, new: str) -> None:
-        """Relabel a document: chunks, vectors and KV stay. KeyError: no `old`; ValueError: `new` is taken."""
-        with self._database.writing() as connection:
-            if _exists(connection, new):
-                raise ValueError(f"a document is already known at {new!r}")
-            if not _exists(connection, old):
-                raise KeyError(old)
-            connection.execute(
-                "UPDATE documents SET path = ? WHERE path = ?", (_encode(new), _encode(old))
-            )
-            step(connection)
-
     def rename_documents(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Relabel many at once, (old, new): names may be swapped or passed on, and what no pair takes
         away from a new name is replaced. One transaction; KeyError: an old path is not known."""
@@ -390,6 +378,33 @@ class Catalog:
             chunk_id: np.frombuffer(b"".join(found), "<f4").reshape(len(found), -1)
             for chunk_id, found in windows.items()
         }
+
+    def windows(self, row: int) -> NDArray[np.float32]:
+        """Return the vectors of one chunk, (W, dim), as they stand there: of unit length or not."""
+        found = self._rows('SELECT data FROM vectors WHERE chunk_row = ? ORDER BY "window"', row)
+        blobs = [data for (data,) in found]
+        if len({len(data) for data in blobs}) > 1:
+            raise damaged(self._database.file, "vectors differ in length")
+        return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), -1 if blobs else 0)
+
+    def without_vectors(self) -> list[int]:
+        """Return the rows of chunks that have no vector, ascending."""
+        found = self._rows(
+            "SELECT row FROM chunks WHERE row NOT IN (SELECT chunk_row FROM vectors) ORDER BY row"
+        )
+        return [row for (row,) in found]
+
+    def add_vectors(self, rows: Sequence[int], vectors: Sequence[NDArray[np.float32]]) -> None:
+        """Give chunks that have none their windows, (W, dim) unit rows each. ValueError as in `put_document`."""
+        windows = [checked(array) for array in vectors]
+        with self._database.writing() as connection:
+            _check_dim(connection, windows)
+            for row, array in zip(rows, windows, strict=True):
+                connection.executemany(
+                    'INSERT INTO vectors (chunk_row, "window", data) VALUES (?, ?, ?)',
+                    [(row, number, window.tobytes()) for number, window in enumerate(array)],
+                )
+            step(connection)
 
     def vector_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the ids of all vectors, ascending, and the chunk row of each: (N,), (N,)."""

@@ -152,11 +152,13 @@ class EpicragLLM(StructuredVerbs, LLM):
 
     @property
     def _recogniser(self) -> Recogniser | None:
-        if callable(self._recognise):
-            return self._recognise
-        if self._recognise and self._pipeline:
-            return getattr(self._pipeline, "recognise", None)
-        return None
+        if not self._recognise or callable(self._recognise):
+            return self._recognise or None
+        if self._pipeline is None:
+            return None
+        with self._lock:
+            recogniser: Recogniser = self._pipeline.recogniser.parts
+            return recogniser
 
     def segments_in(self, messages: Sequence[ChatMessage], **settings: Any) -> int | None:
         """How many of the segments fit into the window, with room for an answer; None: not even the question.
@@ -263,7 +265,7 @@ def _responses(
             "dropped": asked.dropped(used),
             "segments": list(asked.sources[:used]),
             "segment_tokens": [
-                len(engine.tokenizer.ids(p.text)) for p in asked.prompt.pieces[:used]
+                len(engine.tokenizer.ids(p.standing)) for p in asked.prompt.pieces[:used]
             ],
         }
     yield _response(text, "", raw)

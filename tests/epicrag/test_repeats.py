@@ -52,4 +52,6 @@ def test_short_loops_are_noticed_soon():
 def test_rules_tables_and_long_numbers_are_no_loops():
     rule = "| " + "-" * 120 + " |\n" + "." * 100 + "\n"
     zeros = "| June | " + "0 | " * 20 + "\n| July | " + "0 | " * 20 + "\n"
-    assert noticed_after(f"{rule}{zeros}It is 10{'0' * 80} grains.\n```\n{'0, ' * 200}\n```\n") is None
+    assert (
+        noticed_after(f"{rule}{zeros}It is 10{'0' * 80} grains.\n```\n{'0, ' * 200}\n```\n") is None
+    )

@@ -131,6 +131,7 @@ class ToldPipeline:
         self.config = Config(home=folder, index=folder / "index", min_score=0.15)
         self.engine = engine
         self.turn = threading.RLock()
+        self.recogniser = SimpleNamespace(parts=lambda text: (text,))
         self.options: list[dict[str, Any]] = []
         self.catalog = Shelf(dict(enumerate(chunks, 1)))
         self.queries: list[tuple[str, int | None]] = []
