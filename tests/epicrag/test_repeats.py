@@ -70,7 +70,7 @@ class Said:
         if not self._left:
             raise StopIteration
         self._left -= 1
-        return '"The fee is five euros.",'
+        return "The fee is five euros. "
 
     def close(self) -> None:
         self._left = 0
