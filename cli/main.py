@@ -29,6 +29,7 @@ from epicrag.cli.output import Output, make_printable
 from epicrag.cli.rebuild import rebuild
 from epicrag.cli.restore import restore
 from epicrag.cli.search import search
+from epicrag.cli.serve import serve
 from epicrag.cli.show import show
 from epicrag.cli.status import status
 from epicrag.cli.warm import warm
@@ -46,6 +47,7 @@ verb(app, "init")(init)
 verb(app, "ingest")(ingest)
 verb(app, "ask")(ask)
 verb(app, "chat")(chat)
+verb(app, "serve")(serve)
 verb(app, "search")(search)
 verb(app, "list")(list_documents)
 verb(app, "show")(show)

@@ -51,7 +51,8 @@ def search(
         for rank, hit in hits:
             _show(out, rank, hit, explain)
     if not hits:
-        out.note("nothing was found")
+        is_filter = found.relevance.rule == "filter"
+        out.note(f"nothing was found{': ' + found.relevance.reason if is_filter else ''}")
     if explain and not out.is_machine:
         out.note(look.relevance_line(found.relevance))
     return 0

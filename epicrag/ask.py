@@ -20,6 +20,13 @@ NOTHING_FOUND = "I found nothing about this in the indexed documents."
 NO_ROOM = "I found passages about this, but none of them fits into the model's context window."
 
 
+def nothing_found(relevance: Relevance | None) -> str:
+    """Say that nothing was found; where it is a filter that fits nothing, that it is."""
+    if relevance is not None and relevance.rule == "filter":
+        return f"{NOTHING_FOUND[:-1]}: {relevance.reason}."
+    return NOTHING_FOUND
+
+
 def sources_of(hits: Sequence[Hit]) -> tuple[Source, ...]:
     """Number the passages as the prompt labels them: 1, 2, 3 … in the order they are given."""
     return tuple(
@@ -101,7 +108,7 @@ class AnswerStream:
         self,
         ask: Ask,
         generation: Generation | None,
-        abstention: str = NOTHING_FOUND,
+        abstention: str | None = None,
         on_end: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self.question = ask.question
@@ -116,7 +123,11 @@ class AnswerStream:
         self._generation = generation
         self._answer: Answer | None = None
         self._on_end = on_end
-        self._pieces = self._stream(generation) if generation else self._abstain(abstention)
+        self._pieces = (
+            self._stream(generation)
+            if generation
+            else self._abstain(abstention or nothing_found(ask.relevance))
+        )
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -243,6 +254,8 @@ class AnswerStream:
     ) -> Generator[str]:
         """Say that there is no answer, and why; under `strict`, fail instead."""
         if self._ask.strict:
+            if self._ask.relevance is not None and self._ask.relevance.rule == "filter":
+                hint = "look at what the documents say of themselves: epicrag list --json"
             raise AbstainedError(text, hint)
         self._answer = Answer(
             question=self.question,

@@ -44,6 +44,7 @@ RECEIPT = Receipt(
 class StubGeneration:
     deltas: list[str]
     pieces_used: int = 2
+    is_constrained: bool = False
     finish_reason: str = "stop"
     receipt: Receipt = RECEIPT
     usage: Usage = field(default_factory=lambda: Usage(4211, 7))
