@@ -11,6 +11,7 @@ import typer
 from epicrag.cli import look
 from epicrag.cli.common import Common, CompileMode, Quantize
 from epicrag.cli.output import Output, line_of
+from epicrag.cli.reach import Face, NoServer, is_beside, reach
 from epicrag.passages import remember
 from epicrag.types import Answer, Hit, Receipt
 
@@ -66,28 +67,32 @@ def ask(
     no_stream: Annotated[
         bool, typer.Option("--no-stream", help="Print the answer when it is complete.")
     ] = False,
+    no_server: NoServer = False,
 ) -> int:
     """Answer a question from the documents in the index."""
     out = common.output
     question = _question(question)
-    with common.open(
-        link_policy=link_policy,
-        compile=compile_mode,
-        quantize=quantize,
-        max_tokens=max_tokens,
+    # Under --strict nothing is shown before it is known whether the documents say so.
+    whole = no_stream or strict
+    settings = {
+        "link_policy": link_policy,
+        "compile": compile_mode,
+        "quantize": quantize,
+        "max_tokens": max_tokens,
         **look.settings(mode, weights, rerank, no_rerank, min_score=min_score),
-    ) as pipeline:
-        sampling = pipeline.sampling(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k_tokens,
-            seed=seed,
-            stop=tuple(stop or ()),
-        )
-        stream = pipeline.stream(
+    }
+
+    def answered(face: Face) -> tuple[Answer, list[str]]:
+        stream = face.stream(
             question,
             k=top_k,
-            sampling=sampling,
+            sampling=face.sampling(
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k_tokens,
+                seed=seed,
+                stop=tuple(stop or ()),
+            ),
             strict=strict,
             shuffle_seed=shuffle_seed,
             filter=filter,
@@ -96,12 +101,21 @@ def ask(
             look.explain(out, stream.hits, stream.relevance)
         if show_chunks and not out.is_machine:
             _show_chunks(out, stream.hits)
-        # Under --strict nothing is shown before it is known whether the documents say so.
-        answer = _show(out, stream, whole=no_stream or strict)
-        remember(pipeline, answer.sources)
+        answer = _show(out, stream, whole=whole)
+        if is_beside(face):
+            remember(face, answer.sources)
+        return answer, stream.notes
+
+    answer, notes = reach(
+        common,
+        answered,
+        no_server=no_server,
+        settings=settings,
+        is_whole=whole or (out.json and not out.jsonl),
+    )
     if not out.is_machine:
-        _show_sources(out, answer)
-    for note in stream.notes:
+        show_sources(out, answer)
+    for note in notes:
         out.note(f"note: {note}")
     if show_timing and answer.receipt and not out.is_machine:
         out.note(receipt_line(answer.receipt))
@@ -120,7 +134,7 @@ def _show(out: Output, stream: AnswerStream, *, whole: bool) -> Answer:
             for delta in stream:
                 out.object({"delta": delta})
         elif not out.is_machine and not whole:
-            _print_deltas(out, stream)
+            print_deltas(out, stream)
         answer = stream.finish()
     if out.is_machine:
         out.object(answer_json(answer, stream.notes))
@@ -129,7 +143,8 @@ def _show(out: Output, stream: AnswerStream, *, whole: bool) -> Answer:
     return answer
 
 
-def _print_deltas(out: Output, stream: AnswerStream) -> None:
+def print_deltas(out: Output, stream: AnswerStream) -> None:
+    """Print an answer as it comes, and end its line however it ends."""
     begun = False
     try:
         for delta in stream:
@@ -149,10 +164,10 @@ def _show_chunks(out: Output, hits: tuple[Hit, ...]) -> None:
     out.note("---")
 
 
-def _show_sources(out: Output, answer: Answer) -> None:
-    """List the cited passages; all that were read, where none is cited or -v asks for it."""
+def show_sources(out: Output, answer: Answer, *, whole: bool = False) -> None:
+    """List the cited passages; all that were read, where none is cited, or `whole` or -v asks for it."""
     cited = [source for source in answer.sources if source.cited]
-    listed = answer.sources if out.verbose or not cited else cited
+    listed = answer.sources if whole or out.verbose or not cited else cited
     if listed:
         out.note("\nSources:" if cited else "\nRead, but not cited:")
     for source in listed:

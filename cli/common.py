@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from epicrag.cli.output import Output
+from epicrag.errors import EpicragError
 
 if TYPE_CHECKING:
     from epicrag.config import Config
@@ -78,7 +80,17 @@ class Common:
 
     @property
     def output(self) -> Output:
-        return Output(self.json, self.jsonl, self.quiet, self.verbose, self.no_color)
+        return Output(
+            self.json, self.jsonl, self.quiet, self.verbose, self.no_color, self._index_flags()
+        )
+
+    def _index_flags(self) -> str:
+        """Those of the flags given that say which index is meant."""
+        names = ("index", "home", "config")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return shlex.join(
+            word for name, value in given.items() for word in (f"--{name}", str(value))
+        )
 
     @property
     def flags(self) -> dict[str, object]:
@@ -128,6 +140,9 @@ def verb(app: typer.Typer, name: str) -> Callable[[Callable[..., int]], Callable
             except KeyboardInterrupt:  # typer would make a silent exit code of it
                 common.output.error("interrupted", "interrupted", None)
                 return INTERRUPTED
+            except EpicragError as error:
+                error.hint = common.output.advice(error.hint) if error.hint else None
+                raise
 
         parameters = [parameter.replace(kind=_KEYWORD) for parameter in own]
         command.__signature__ = inspect.Signature([*parameters, *shared])  # type: ignore[attr-defined]

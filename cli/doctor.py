@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,6 +38,7 @@ def doctor(
         return Pipeline.open(config, say=out.note)
 
     def look(check: Check) -> None:
+        check = _advised(out, check)
         if out.jsonl:
             out.object(check_json(check))
         elif not out.json:
@@ -47,10 +48,19 @@ def doctor(
     if out.jsonl:
         out.object(summary_json(found))
     elif out.json:
-        out.object({"checks": [check_json(one) for one in found.checks], **summary_json(found)})
+        out.object(
+            {
+                "checks": [check_json(_advised(out, one)) for one in found.checks],
+                **summary_json(found),
+            }
+        )
     else:
         _say(out, found)
     return found.exit_code
+
+
+def _advised(out: Output, check: Check) -> Check:
+    return replace(check, fix=out.advice(check.fix)) if check.fix else check
 
 
 def _print(out: Output, check: Check) -> None:

@@ -13,6 +13,7 @@ import typer
 from epicrag import __version__
 from epicrag.cli.ask import ask
 from epicrag.cli.bench import bench
+from epicrag.cli.chat import chat
 from epicrag.cli.common import INTERRUPTED, verb, verb_first
 from epicrag.cli.config import config
 from epicrag.cli.delete import delete
@@ -28,6 +29,7 @@ from epicrag.cli.output import Output, make_printable
 from epicrag.cli.rebuild import rebuild
 from epicrag.cli.restore import restore
 from epicrag.cli.search import search
+from epicrag.cli.serve import serve
 from epicrag.cli.show import show
 from epicrag.cli.status import status
 from epicrag.cli.warm import warm
@@ -44,6 +46,8 @@ app = typer.Typer(
 verb(app, "init")(init)
 verb(app, "ingest")(ingest)
 verb(app, "ask")(ask)
+verb(app, "chat")(chat)
+verb(app, "serve")(serve)
 verb(app, "search")(search)
 verb(app, "list")(list_documents)
 verb(app, "show")(show)

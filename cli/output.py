@@ -24,6 +24,11 @@ BROKEN_PIPE = 141
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
+_COMMAND = re.compile(
+    r"\bepicrag (?:(?:models|config) [a-z]+|init|ingest|ask|search|list|show|delete|status|doctor|warm|gc|rebuild"
+    r"|export|import|bench|eval|chat|serve)\b(?! (?:--index|--home|--config)\b)"
+)
+
 
 def make_printable() -> None:
     """Let printing never raise, however narrow the encoding of the terminal or pipe is."""
@@ -41,6 +46,13 @@ class Output:
     quiet: bool = False
     verbose: bool = False
     no_color: bool = False
+    index: str = ""
+    """The flags that led to the index in use, as a shell takes them: a command that is advised needs them too."""
+
+    def advice(self, text: str) -> str:
+        """Return text whose commands are meant for the index in use: they can be copied as they stand."""
+        flags = self.index.replace("\\", r"\\")
+        return _COMMAND.sub(rf"\g<0> {flags}", text) if self.index else text
 
     @property
     def is_machine(self) -> bool:
@@ -59,6 +71,11 @@ class Output:
         """Tell the user something on stderr, unless quiet."""
         if not self.quiet:
             _write(sys.stderr, clean(text) + "\n")
+
+    def detail(self, text: str) -> None:
+        """Tell on stderr what only those want to know who asked for more."""
+        if self.verbose:
+            self.note(text)
 
     def object(self, value: dict[str, object]) -> None:
         """Write one JSON object to stdout: indented, or on one line under --jsonl."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
 from epicrag.cli.output import Output, clean, count, duration, shown
@@ -46,6 +46,10 @@ def file_line(report: FileReport) -> str:
     return f"{report.status:<11} {shown(report.path)}{chunks}{reason}".replace("\n", "\\n")
 
 
+def _advised(report: FileReport, out: Output) -> FileReport:
+    return replace(report, reason=out.advice(report.reason)) if report.reason else report
+
+
 def _is_said(report: FileReport, out: Output) -> bool:
     """A file that is as it was is worth a line only to those who ask for more."""
     return report.status != "unchanged" or out.verbose
@@ -66,14 +70,14 @@ class Lines:
 
     def __call__(self, event: Event) -> None:
         if event.stage == "note":
-            self._out.note(f"note: {event.message}")
+            self._out.note(f"note: {self._out.advice(event.message)}")
         elif event.stage == "doing":
             self._out.note(f"{event.message} …")
         elif event.report is not None:
             if self._out.jsonl:
                 self._out.object(asdict(event.report))
             if _is_said(event.report, self._out):
-                self._out.note(file_line(event.report))
+                self._out.note(file_line(_advised(event.report, self._out)))
         elif time.monotonic() - self._said >= LINE_SECONDS or event.done == event.total:
             self._said = time.monotonic()
             doing = f"; {event.message}" if event.message else ""
@@ -99,13 +103,13 @@ class Bars:
 
     def __call__(self, event: Event) -> None:
         if event.stage == "note":
-            self._print(f"note: {event.message}")
+            self._print(f"note: {self._out.advice(event.message)}")
             return
         if event.stage == "doing":
             self._print(f"{event.message} …")
             return
         if event.report is not None and _is_said(event.report, self._out):
-            self._print(file_line(event.report))
+            self._print(file_line(_advised(event.report, self._out)))
         name = _NAMES[event.stage]
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=event.total, pace="")

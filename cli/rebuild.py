@@ -37,7 +37,9 @@ def rebuild(
         out.object(asdict(done))
     else:
         _say(out, done, configured)
-        if embed_only and done.new is None:
+        if embed_only and done.new is None and done.embedded:
+            out.note(f"{count(done.embedded, 'chunk')} without a vector had to be embedded")
+        elif embed_only and done.new is None:
             out.note("nothing to embed: the vectors are of the embedder that is configured")
     if done.interrupted:
         out.note("interrupted: the index is as it was, and the next run goes on from here")

@@ -9,7 +9,8 @@ import typer
 from epicrag.cli import look
 from epicrag.cli.common import Common
 from epicrag.cli.output import Output, count, line_of, place_of, shown
-from epicrag.types import Hit
+from epicrag.cli.reach import Face, NoServer, reach
+from epicrag.types import Found, Hit
 
 SNIPPET_CHARACTERS = 240
 
@@ -26,11 +27,17 @@ def search(
     rerank: look.Rerank = None,
     no_rerank: look.NoRerank = False,
     explain: look.Explain = False,
+    no_server: NoServer = False,
 ) -> int:
     """List the best passages for a query, with how near they are."""
     out = common.output
-    with common.open(**look.settings(mode, weights, rerank, no_rerank)) as pipeline:
-        found = pipeline.find(query, k=top_k, filter=filter)
+
+    def find(face: Face) -> Found:
+        found: Found = face.find(query, k=top_k, filter=filter)
+        return found
+
+    settings = look.settings(mode, weights, rerank, no_rerank)
+    found = reach(common, find, no_server=no_server, settings=settings)
     hits = list(enumerate(found.hits, 1))
     if out.jsonl:
         for rank, hit in hits:
@@ -44,7 +51,8 @@ def search(
         for rank, hit in hits:
             _show(out, rank, hit, explain)
     if not hits:
-        out.note("nothing was found")
+        is_filter = found.relevance.rule == "filter"
+        out.note(f"nothing was found{': ' + found.relevance.reason if is_filter else ''}")
     if explain and not out.is_machine:
         out.note(look.relevance_line(found.relevance))
     return 0
@@ -88,6 +96,9 @@ def hit_json(rank: int, hit: Hit) -> dict[str, object]:
         "part": chunk.place.part,
         "cells": chunk.place.cells,
         "chunk": chunk.id,
+        "title": chunk.title,
+        "table": chunk.table,
+        "tokens": chunk.n_tokens,
         "text": chunk.text,
         "stages": look.stages_json(hit),
         "also": hit.also,

@@ -26,8 +26,8 @@ def status(common: Common) -> int:
 
 
 def _lines(status: Status) -> list[tuple[str, str]]:
-    per_token = status.kv_bytes_per_token
-    rate = f", {size(per_token)} a token" if per_token else ""
+    per_token = status.kv_bytes_per_text_token or status.kv_bytes_per_token
+    rate = f", {size(per_token)} a token of text" if per_token else ""
     kind = f" in {status.kv_dtype}" if per_token and status.kv_dtype else ""
     return [
         ("index", shown(str(status.index))),
@@ -86,6 +86,7 @@ def status_json(status: Status) -> dict[str, object]:
         "entries": values.pop("kv_entries"),
         "bytes": values.pop("kv_bytes"),
         "bytes_per_token": values.pop("kv_bytes_per_token"),
+        "bytes_per_text_token": values.pop("kv_bytes_per_text_token"),
         "chunks": values.pop("chunks_with_kv"),
         "other_entries": values.pop("kv_other_entries"),
         "other_bytes": values.pop("kv_other_bytes"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -23,6 +25,7 @@ AGENT = "epicrag"
 _ROBOTS_BYTES = 500 * 1024
 """What is read of a robots.txt, as RFC 9309 asks for at least."""
 _MAX_DELAY = 10**9
+_CANNOT = "cannot be fetched: "
 _PRIVATE = "it leads into a private network"
 _MAX_REDIRECTS = 5
 _SCHEMES = ("http", "https")
@@ -71,11 +74,18 @@ Validators = Callable[[str], tuple[str, str]]
 """Of an address: the etag and the time of the version that is known, "" where there is none."""
 
 
+class _Unreached(NamedTuple):
+    """Why no connection to a host came about, and whether that is for want of a network at all."""
+
+    reason: str
+    is_offline: bool
+
+
 @dataclass(slots=True)
 class _Host:
     """One host: what it allows, and when it was asked last."""
 
-    robots: RobotFileParser | str
+    robots: RobotFileParser | str | _Unreached
     """Its rules, or why they could not be had."""
     delay: float
     asked: float = field(default=-1e9)
@@ -157,7 +167,7 @@ class Fetcher:
             return took_too_long(self._limits.max_file_seconds).reason
         if isinstance(error, httpcore.TimeoutException):
             return f"no answer within {self._manners.timeout:g} s"
-        return f"cannot be fetched: {error or type(error).__name__}"
+        return f"{_CANNOT}{str(error) or type(error).__name__}"
 
     def _refusal(self, url: str) -> NoPage | None:
         """Say why an address must not be asked for."""
@@ -167,6 +177,8 @@ class Fetcher:
         if parts.scheme not in _SCHEMES or not parts.host:
             return NoPage(url, "skipped", "it leads to what is no web address")
         robots = self._host(parts).robots
+        if isinstance(robots, _Unreached):
+            return NoPage(url, "failed", f"its host cannot be reached: {robots.reason}")
         if isinstance(robots, str):
             return NoPage(url, "failed", f"robots.txt cannot be read, which forbids all: {robots}")
         if not robots.can_fetch(AGENT, url):
@@ -220,13 +232,22 @@ class Fetcher:
         site = f"{parts.scheme}://{parts.netloc.decode('ascii')}"
         if site not in self._hosts:
             robots = self._robots(site)
-            asked = None if isinstance(robots, str) else robots.crawl_delay(AGENT)
+            asked = robots.crawl_delay(AGENT) if isinstance(robots, RobotFileParser) else None
             delay = max(self._manners.delay, float(min(int(asked or 0), _MAX_DELAY)))
             self._hosts[site] = _Host(robots, delay, time.monotonic())
         return self._hosts[site]
 
-    def _robots(self, site: str) -> RobotFileParser | str:
+    @property
+    def offline(self) -> str | None:
+        """Why no host at all could be asked, where there is no network; None otherwise."""
+        hosts = [host.robots for host in self._hosts.values()]
+        away = [host.reason for host in hosts if isinstance(host, _Unreached) and host.is_offline]
+        return away[0] if away and len(away) == len(hosts) else None
+
+    def _robots(self, site: str) -> RobotFileParser | str | _Unreached:
         """Read a site's rules: none there allows all, any that cannot be had forbid all."""
+        import httpcore
+
         from epicrag.connectors.wire import PrivateError
 
         robots = RobotFileParser()
@@ -250,8 +271,23 @@ class Fetcher:
                 raise
             return _PRIVATE
         except Exception as error:  # noqa: BLE001 - as in `_follow`
+            if url == first and isinstance(error, httpcore.ConnectError | httpcore.ConnectTimeout):
+                return _Unreached(
+                    self._why(error).removeprefix(_CANNOT), _is_without_network(error)
+                )
             return self._why(error)
         return robots
+
+
+def _is_without_network(error: BaseException | None) -> bool:
+    """Whether a connection failed because there is no way out, and not because of the host."""
+    while error is not None:
+        if isinstance(error, socket.gaierror):
+            return error.errno == socket.EAI_AGAIN
+        if isinstance(error, OSError):
+            return error.errno in (errno.ENETUNREACH, errno.ENETDOWN)
+        error = error.__cause__ or error.__context__  # httpcore raises again from None
+    return False
 
 
 def _body(response: httpx.Response, most: int) -> tuple[bytes, bool]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from epicrag.types import Entry
 
 IGNORE_FILES = (".gitignore", ".epicragignore")
+OWN_FILES = ("epicrag.toml", ".epicragignore")
+"""What `init` writes is no document, unless it is asked for by name."""
 NEVER = frozenset(
     [
         ".git",
@@ -285,6 +287,8 @@ class _Tour:
     def _why_ignored(self, name: str, path: str, is_folder: bool, ignores: _Above) -> str | None:
         if name in NEVER:
             return f"what is in {name} is never read"
+        if name in OWN_FILES and not is_folder:
+            return f"{name} is epicrag's own"
         if path in self.rules.never:
             return "it is the index itself"
         if name.startswith(".") and not self.rules.hidden:

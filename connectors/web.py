@@ -16,6 +16,7 @@ from epicrag.connectors.fetch import Fetcher, Manners, NoPage, Page, Same, norma
 from epicrag.connectors.formats import extension_of, format_of
 from epicrag.connectors.found import Found
 from epicrag.connectors.sitemap import Sitemap, parse_sitemap
+from epicrag.errors import OfflineError
 from epicrag.types import Document, FileReport, FileStatus, Origin, Unread
 
 if TYPE_CHECKING:
@@ -135,12 +136,17 @@ class Web:
         self._fetcher.close()
 
     def find(self) -> Found:
-        """Fetch what the roots lead to."""
+        """Fetch what the roots lead to. OfflineError: there is no network to fetch anything by."""
         for root in self._roots:
             if root not in self._outcomes and (stop := self._over()) is not None:
                 self._leave_root(root, stop)
             else:
                 self._visit(root)
+        if (why := self._fetcher.offline) is not None:
+            raise OfflineError(
+                f"{self._roots[0]} has to be fetched, and there is no network: {why}",
+                "connect this machine, or give files; what was read earlier is kept",
+            )
         roots = set(self._roots)
         elsewhere = {origin.path for origin in self._known if origin.root not in roots}
         led = {origin.path for origin in self._known if origin.root in roots}

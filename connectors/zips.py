@@ -28,6 +28,7 @@ _ENCRYPTED = 0x1
 _PACKINGS = {zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "LZMA", 9: "Deflate64", 93: "Zstandard"}
 _SMALL = 16 * MEBIBYTE
 """A member that unpacks to less than this does no harm, whatever its ratio: blank sheets reach 1,000."""
+_LOCAL = b"PK\x03\x04"
 _END = b"PK\x05\x06"
 _END_SIZE = 22
 _ENTRY_SIZE = 46
@@ -46,27 +47,54 @@ def open_zip(data: bytes, limits: Limits) -> zipfile.ZipFile | Unread:
         archive = _GuardedZip(data, limits)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError) as error:
         return _damaged(data, error)
-    if (refusal := _refusal(archive.infolist(), limits)) is not None:
+    refusal = _foreign_list(data) or _refusal(archive.infolist(), limits)
+    if refusal is not None:
         archive.close()
         return refusal
     return archive
 
 
-def _count_members(data: bytes) -> int:
-    """Count the entries of the directory, where `zipfile` will look for it; what is declared is no bound."""
+def _foreign_list(data: bytes) -> Unread | None:
+    """Refuse an archive whose only member list is that of another one within it: it was cut off behind that.
+
+    A list says how far before it its archive begins. What stands before that may be a program that unpacks the
+    archive, and must not be members.
+    """
+    if (found := _directory(data)) is None:
+        return None
+    end, size, offset = found
+    if end - size - offset > 0 and data.startswith(_LOCAL):
+        reason = (
+            "cut off: its own member list is missing, and the one found is of an archive within it"
+        )
+        return Unread("failed", f"{reason}; copy or download it again")
+    return None
+
+
+def _directory(data: bytes) -> tuple[int, int, int] | None:
+    """Return where the member list ends, its length, and where it should begin; None: there is none."""
     at = len(data) - _END_SIZE
     if data[at : at + 4] != _END or data[-2:] != b"\0\0":  # there is a comment behind the end
         at = data.rfind(_END, max(len(data) - _END_SIZE - 0xFFFF, 0))
     if at < 0 or at + _END_SIZE > len(data):
-        return 0
-    size = int.from_bytes(data[at + 12 : at + 16], "little")
+        return None
+    size, offset = (int.from_bytes(data[at + n : at + n + 4], "little") for n in (12, 16))
     wide = at - 76
     if (
         wide >= 0
         and data[at - 20 : at - 16] == b"PK\x06\x07"
         and data[wide : wide + 4] == b"PK\x06\x06"
     ):
-        at, size = wide, int.from_bytes(data[wide + 40 : wide + 48], "little")
+        at = wide
+        size, offset = (int.from_bytes(data[at + n : at + n + 8], "little") for n in (40, 48))
+    return at, size, offset
+
+
+def _count_members(data: bytes) -> int:
+    """Count the entries of the directory, where `zipfile` will look for it; what is declared is no bound."""
+    if (found := _directory(data)) is None:
+        return 0
+    at, size, _ = found
     count, entry = 0, max(at - size, 0)
     while entry + _ENTRY_SIZE <= at and data.startswith(b"PK\x01\x02", entry):
         count += 1
@@ -77,7 +105,7 @@ def _count_members(data: bytes) -> int:
 def _damaged(data: bytes, error: Exception) -> Unread:
     if not data:
         return Unread("failed", "0 bytes: an empty file, not a ZIP archive")
-    if not data.startswith((b"PK\x03\x04", _END)):
+    if not data.startswith((_LOCAL, _END)):
         return Unread("failed", "not a ZIP archive: its first bytes are not those of one")
     if _END not in data[-(_END_SIZE + 0xFFFF) :]:
         return Unread("failed", "cut off: the end of the ZIP is missing; copy or download it again")

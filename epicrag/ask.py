@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from epicrag.citations import Citer
 from epicrag.errors import AbstainedError
+from epicrag.history import NOTHING_SAID, Kept
 from epicrag.repeats import REPEATS, UntilRepeat
 from epicrag.types import Answer, Hit, Receipt, Relevance, Source, Usage
 
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 
 NOTHING_FOUND = "I found nothing about this in the indexed documents."
 NO_ROOM = "I found passages about this, but none of them fits into the model's context window."
+
+
+def nothing_found(relevance: Relevance | None) -> str:
+    """Say that nothing was found; where it is a filter that fits nothing, that it is."""
+    if relevance is not None and relevance.rule == "filter":
+        return f"{NOTHING_FOUND[:-1]}: {relevance.reason}."
+    return NOTHING_FOUND
 
 
 def sources_of(hits: Sequence[Hit]) -> tuple[Source, ...]:
@@ -82,6 +90,10 @@ class Ask:
     cite: bool = True
     """Whether markers are put into the text. False: it is the model's to the letter, as JSON has to be, and is
     not stopped where it repeats itself."""
+    query: str = ""
+    """What was searched for; "" where passages were given."""
+    history: Kept = NOTHING_SAID
+    """What of the conversation before it went into the prompt."""
 
 
 class AnswerStream:
@@ -96,12 +108,13 @@ class AnswerStream:
         self,
         ask: Ask,
         generation: Generation | None,
-        abstention: str = NOTHING_FOUND,
+        abstention: str | None = None,
         on_end: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self.question = ask.question
         self.hits = ask.hits
         self.relevance = ask.relevance
+        self.history = ask.history
         self.sources = sources_of(ask.hits) if generation else ()
         self.notes: list[str] = []
         self.finish_reason = "stop"
@@ -110,7 +123,11 @@ class AnswerStream:
         self._generation = generation
         self._answer: Answer | None = None
         self._on_end = on_end
-        self._pieces = self._stream(generation) if generation else self._abstain(abstention)
+        self._pieces = (
+            self._stream(generation)
+            if generation
+            else self._abstain(abstention or nothing_found(ask.relevance))
+        )
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -130,6 +147,16 @@ class AnswerStream:
         if self._answer is None:
             raise RuntimeError("the answer is still being written: iterate to its end first")
         return self._answer
+
+    def conversation(self) -> dict[str, object]:
+        """What was searched for, and what of the conversation was read: as JSON, when the answer stands."""
+        kept, receipt = self.history, self.answer.receipt
+        return {
+            "query": self._ask.query or self.question,
+            "history_tokens": kept.tokens,
+            "history_reused": kept.reused(receipt),
+            "dropped_turns": kept.dropped,
+        }
 
     def finish(self) -> Answer:
         """Read to the end and return the answer."""
@@ -227,6 +254,8 @@ class AnswerStream:
     ) -> Generator[str]:
         """Say that there is no answer, and why; under `strict`, fail instead."""
         if self._ask.strict:
+            if self._ask.relevance is not None and self._ask.relevance.rule == "filter":
+                hint = "look at what the documents say of themselves: epicrag list --json"
             raise AbstainedError(text, hint)
         self._answer = Answer(
             question=self.question,

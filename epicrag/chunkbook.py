@@ -290,10 +290,15 @@ class ChunkBook:
         """Note what a request brings along, in the order given; its KV is computed by what reads it first."""
         rows = self._register(namespace, given, named=False, replace=False)
         chunks = self._of_rows(rows)
-        if not self._engine.refusal:
-            lacking = [chunk for chunk in chunks if chunk.kv_key is None]
-            self._note([(chunk, self._engine.key_of(chunk.piece())) for chunk in lacking])
-        return chunks
+        if self._engine.refusal:
+            return chunks
+        keyed = [
+            chunk if chunk.kv_key else replace(chunk, kv_key=self._engine.key_of(chunk.piece()))
+            for chunk in chunks
+        ]
+        pairs = zip(chunks, keyed, strict=True)
+        self._note([(now, now.kv_key or "") for before, now in pairs if now is not before])
+        return keyed
 
     def _register(
         self, namespace: str, given: Sequence[GivenChunk], *, named: bool, replace: bool
@@ -455,7 +460,7 @@ class ChunkBook:
 
     # --- taking away ---
 
-    def delete(self, namespace: str, chunk_id: str) -> None:
+    def delete(self, namespace: str, chunk_id: str) -> BookChunk:
         """Forget a chunk, and its KV unless another chunk needs it. UnknownChunkError where there is none.
 
         A chunk that stood behind it in its document stays, and its KV is computed again when it is used.
@@ -466,6 +471,7 @@ class ChunkBook:
                 keys = _remove(connection, chunk.row)
             self._changed(namespace)
             self._drop(keys)
+        return chunk
 
     def forget(self, namespace: str) -> int:
         """Forget all of a namespace; return how many chunks that were."""
@@ -514,6 +520,8 @@ class _Writer:
     namespace: str
     named: bool
     replace: bool
+    now: float = field(default_factory=time.time)
+    """One time for all: what is given together is used together."""
     lost: list[str] = field(default_factory=list)
     """KV keys that may be needed no more."""
 
@@ -537,7 +545,7 @@ class _Writer:
             return self._replace(row, chunk, before_row, tokens, nbytes)
         self.connection.execute(
             "UPDATE chunks SET used = ?, named = ?, metadata = coalesce(?, metadata) WHERE row = ?",
-            (time.time(), int(named or self.named), _json(chunk.metadata), row),
+            (self.now, int(named or self.named), _json(chunk.metadata), row),
         )
         return int(row)
 
@@ -562,7 +570,7 @@ class _Writer:
                 tokens,
                 nbytes,
                 datetime.now(UTC).isoformat(timespec="seconds"),
-                time.time(),
+                self.now,
                 _json(chunk.metadata) or "{}",
                 chunk.title,
                 chunk.text,
@@ -638,4 +646,10 @@ def _with(chunk: BookChunk, key: str | None, kv: KVState) -> BookChunk:
 
 
 def _json(metadata: Mapping[str, Any] | None) -> str | None:
-    return None if metadata is None else json.dumps(dict(metadata))
+    if metadata is None:
+        return None
+    try:
+        text = json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the metadata of a chunk is not JSON: {error}") from error
+    return storable(text)

@@ -95,7 +95,7 @@ def delete(
     """Take documents out of the index: passages, vectors, words and KV, in one transaction and then the files.
 
     UnconfirmedError, without `yes`: a glob or folder means several of them, or it is more than half of
-    the index. The files themselves are never touched.
+    the index, or its only document. The files themselves are never touched.
     """
     from contextlib import nullcontext
 
@@ -126,7 +126,8 @@ def _guard(
     is_each_named = len(doomed) <= len(set(names)) and not any(
         set(name) & set("*?[") for name in names
     )
-    if len(doomed) <= 1 or (is_each_named and 2 * len(doomed) <= len(known)):
+    is_small = len(doomed) <= 1 or (is_each_named and 2 * len(doomed) <= len(known))
+    if not doomed or (is_small and len(doomed) < len(known)):
         return
     raise UnconfirmedError(
         f"this would delete {len(doomed)} of the {len(known)} documents in the index",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
-import secrets
 import time
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from epicrag import __version__
 from epicrag.archive import (
@@ -73,20 +74,20 @@ def export(
     pipeline.refuse_empty()
     if path.exists() and not force:
         raise UsageError(f"{path} exists", "choose another name, or overwrite it with --force")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED) as file:
-            manifest, left_out = _write(
-                pipeline, _Writer(file), kv, progress or (lambda event: None)
-            )
-        os.replace(temporary, path)
+        with _alone(temporary) as stream:
+            with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as file:
+                manifest, left_out = _write(
+                    pipeline, _Writer(file), kv, progress or (lambda event: None)
+                )
+            stream.flush()
+            os.replace(temporary, path)
     except OSError as error:
         raise DeviceError(
             f"{path} cannot be written: {error.strerror or error}",
             "free some space, or choose another place",
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return Exported(
         path=path,
         bytes=path.stat().st_size,
@@ -97,6 +98,35 @@ def export(
         left_out=left_out,
         ms=(time.perf_counter() - began) * 1000,
     )
+
+
+@contextmanager
+def _alone(temporary: Path) -> Iterator[IO[bytes]]:
+    """Open the temporary file as the only one that writes to it; what a killed export left there is overwritten.
+
+    UsageError: another export is at it. If the block fails the file is gone.
+    """
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    with os.fdopen(descriptor, "r+b") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_mine = os.path.samestat(os.fstat(descriptor), os.stat(temporary))
+        except (
+            BlockingIOError,
+            FileNotFoundError,
+        ):  # it is being written, or was finished just now
+            is_mine = False
+        if not is_mine:
+            raise UsageError(
+                f"another epicrag is writing {temporary.name.removeprefix('.').removesuffix('.tmp')}",
+                "wait for it, or choose another name",
+            )
+        try:
+            stream.truncate()
+            yield stream
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 class _Writer:

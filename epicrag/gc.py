@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epicrag.ingest import own_keys
+from epicrag.keys import unnoted
 
 if TYPE_CHECKING:
     from epicrag.pipeline import Pipeline
@@ -36,6 +37,8 @@ def collect(pipeline: Pipeline, *, dry_run: bool = False) -> list[Freed]:
     from epicrag.index.lock import WriterLock
 
     with nullcontext() if dry_run else WriterLock(pipeline.config.index):
+        if not dry_run and (mine := unnoted(pipeline, _nobodys(pipeline).keys())):
+            pipeline.catalog.set_kv(list(mine.items()))
         found = [
             orphaned := _kv(pipeline, dry_run),
             _beyond_budget(pipeline, orphaned.bytes, dry_run),
@@ -48,7 +51,18 @@ def collect(pipeline: Pipeline, *, dry_run: bool = False) -> list[Freed]:
 
 
 def orphans(pipeline: Pipeline) -> dict[str, int]:
-    """Return the bytes of KV that belongs to no passage as it is now, by key."""
+    """Return the bytes of KV that belongs to no passage as it is now, by key.
+
+    Where the catalog has lost a note, the keys that its passages have are derived anew.
+    """
+    doomed = _nobodys(pipeline)
+    for key in unnoted(pipeline, doomed.keys()).values():
+        doomed.pop(key, None)
+    return doomed
+
+
+def _nobodys(pipeline: Pipeline) -> dict[str, int]:
+    """As far as the catalog's notes tell."""
     sizes = pipeline.kv_store.sizes()
     keep = pipeline.catalog.kv_keys() | own_keys(pipeline.catalog)
     return {key: size for key, size in sizes.items() if key not in keep}

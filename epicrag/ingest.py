@@ -88,7 +88,7 @@ class IngestResult:
     kv_chunks: int = 0
     """Chunks that this run compiled."""
     kv_tokens: int = 0
-    """Tokens that this run computed."""
+    """Tokens of these chunks' text; the few that join a passage to others in a prompt are not counted."""
     ms: float = 0.0
     dry_run: bool = False
     interrupted: bool = False
@@ -237,6 +237,8 @@ class _Run:
     """Documents below where a given link led before, that have a successor at the same place."""
     outdated: frozenset[str] = frozenset()
     """Known documents that older readers read."""
+    damaged: frozenset[str] = frozenset()
+    """Documents, asked for by name, of which passages have changed on disk."""
     spare_vectors: dict[str, NDArray[float32]] = field(default_factory=dict)
     """By chunk id: of documents that this run deleted. What they held may stand elsewhere now."""
     notes: list[str] = field(default_factory=list)
@@ -331,11 +333,19 @@ class _Run:
             for entry in plan.unchanged
             if _size_at(sizes, entry.path) not in (None, wanted)
         } | self.outdated
+        self.damaged = frozenset(e.path for e in plan.unchanged if self._is_damaged(e.path))
+        stale |= self.damaged
         return replace(
             plan,
             change=(*plan.change, *(e for e in plan.unchanged if e.path in stale)),
             unchanged=tuple(e for e in plan.unchanged if e.path not in stale),
         )
+
+    def _is_damaged(self, path: str) -> bool:
+        """Whether a document that was asked for by its name has passages whose text changed on disk."""
+        asked = self.found.asked if self.found else ()
+        is_named = any(path == root or path.startswith(f"{root}!/") for root in asked)
+        return is_named and self.tools.catalog.changed_texts(path) > 0
 
     def guard(self, plan: Plan) -> Plan:
         """Refuse to delete most of the index, or leave that out, unless somebody has said yes.
@@ -370,7 +380,11 @@ class _Run:
 
     def _mass_delete(self, doomed: int, lost: AbstractSet[str]) -> MassDeleteError:
         found = self.found
-        missing = [root for root in found.missing if any(_is_below(p, root) for p in lost)] if found else []
+        missing = (
+            [root for root in found.missing if any(_is_below(p, root) for p in lost)]
+            if found
+            else []
+        )
         given = found.asked if found else ()
         return MassDeleteError(doomed, self.known_count, len(self.emptied), missing, given)
 
@@ -463,6 +477,8 @@ class _Run:
 
     def _if_outdated(self, report: FileReport) -> FileReport:
         """Say why a file is read again that has not changed."""
+        if report.status == "changed" and report.path in self.damaged:
+            return replace(report, reason="read anew: what the index held of it was damaged")
         if report.status == "changed" and report.path in self.outdated:
             return replace(report, reason="read anew by a newer epicrag")
         return report
@@ -470,16 +486,15 @@ class _Run:
     def _delete(self, path: str, *, is_reused: bool) -> None:
         """Forget a document; its vectors are kept for this run, for what moved and was edited at once."""
         if is_reused:
-            self._spare(self.tools.catalog.chunks(path))
+            self._spare([chunk_id for _, chunk_id in self.tools.catalog.chunk_ids(path)])
         self.tools.catalog.delete_document(path)
         self.removed += path not in self.replaced
         self._report(self._deleted(path))
 
-    def _spare(self, chunks: Sequence[tuple[int, Chunk]]) -> None:
+    def _spare(self, ids: Sequence[str]) -> None:
         """Keep the vectors of passages that go: another document of this run may hold them."""
-        if chunks and len(self.spare_vectors) < SPARE_CHUNKS:
-            ids = {chunk.id for _, chunk in chunks}
-            self.spare_vectors |= self.tools.catalog.vectors_of(ids)
+        if ids and len(self.spare_vectors) < SPARE_CHUNKS:
+            self.spare_vectors |= self.tools.catalog.vectors_of(set(ids))
 
     def _try_document(self, entry: Entry, status: FileStatus) -> FileReport:
         """Bring one document in; whatever is wrong with it concerns this document only."""
@@ -507,12 +522,13 @@ class _Run:
     def _put(self, document: Document, chunks: Sequence[Chunk]) -> None:
         """Store a document. Passages that it had before, behind the same passage, keep their KV."""
         catalog, vectors = self.tools.catalog, self._embed(chunks)
-        old = catalog.chunks(document.path)
-        self._spare(old)
-        known = dict(zip(_in_context([c for _, c in old]), [row for row, _ in old], strict=True))
+        old = catalog.chunk_ids(document.path)
+        before = [chunk_id for _, chunk_id in old]
+        self._spare(before)
+        known = dict(zip(_in_context(before), [row for row, _ in old], strict=True))
         keys = {pair: key for pair, row in known.items() if (key := catalog.kv_key(row))}
         rows = catalog.put_document(document, chunks, vectors)
-        pairs = zip(rows, _in_context(chunks), strict=True)
+        pairs = zip(rows, _in_context([chunk.id for chunk in chunks]), strict=True)
         if kept := [(row, keys[pair]) for row, pair in pairs if pair in keys]:
             catalog.set_kv(kept)
 
@@ -527,7 +543,7 @@ class _Run:
         for at in range(0, len(ids), EMBED_BATCH):
             some = ids[at : at + EMBED_BATCH]
             found = self._embedder().passages([texts[chunk_id] for chunk_id in some])
-            vectors.update(zip(some, map(_finite, found), strict=True))
+            vectors.update(zip(some, map(finite, found), strict=True))
             if len(ids) > EMBED_BATCH:
                 seconds = time.perf_counter() - began
                 done = min(at + EMBED_BATCH, len(ids))
@@ -580,7 +596,7 @@ class _Run:
         if nothing and (is_current or not catalog.chunk_count()):
             return own_keys(catalog)
         engine = self.tools.engine
-        self._describe(engine)
+        describe(catalog, engine)
         if engine.refusal:
             catalog.set_setting("kv_identity", identity)
             self.note(engine.refusal)
@@ -683,17 +699,9 @@ class _Run:
             for i, _, computed in engine.compile(pieces):
                 done += pending[rows[i]]
                 self.kv_chunks += computed > 0
-                self.kv_tokens += computed
+                self.kv_tokens += pending[rows[i]] if computed else 0
                 seconds = time.perf_counter() - began
                 self.progress(Event("kv", done, total, None, self.kv_tokens, seconds))
-
-    def _describe(self, engine: Engine) -> None:
-        """Leave what `status` shows, and the next run needs to know, without loading the model."""
-        self.tools.catalog.set_setting("kv_refusal", engine.refusal or "")
-        self.tools.catalog.set_setting("kv_bytes_per_token", str(engine.kv_bytes_per_token))
-        self.tools.catalog.set_setting("kv_dtype", engine.kv_dtype)
-        for name in ("name", "fingerprint", "tokenizer_fingerprint", "dtype", "compile_mode"):
-            self.tools.catalog.set_setting(f"model_{name}", str(getattr(engine, name)))
 
     # --- the report ---
 
@@ -772,10 +780,10 @@ def _batches(
     """Yield the rows and pieces of pending chunks, in their order, few enough to hold in memory."""
     rows = iter(pending)
     while batch := tuple(islice(rows, KV_BATCH)):
-        yield batch, tuple(_piece(catalog, row) for row in batch)
+        yield batch, tuple(piece_of(catalog, row) for row in batch)
 
 
-def _piece(catalog: Catalog, row: int) -> Piece:
+def piece_of(catalog: Catalog, row: int) -> Piece:
     """A chunk's text, with the text before it in its document."""
     from epicrag.serving.prompt import Piece
 
@@ -799,10 +807,9 @@ def _entry_bytes(tokens: int, each: int) -> int:
     return (tokens + _EXTRA_TOKENS) * each + ENTRY_BYTES
 
 
-def _in_context(chunks: Sequence[Chunk]) -> list[tuple[str, str]]:
-    """Return for each chunk what its KV may depend on: the text before it, and its own."""
-    ids = ["", *(chunk.id for chunk in chunks)]
-    return list(pairwise(ids))
+def _in_context(ids: Sequence[str]) -> list[tuple[str, str]]:
+    """Return for each chunk, by id, what its KV may depend on: the text before it, and its own."""
+    return list(pairwise(["", *ids]))
 
 
 def _lost(pair: tuple[Entry, Entry]) -> FileReport:
@@ -837,7 +844,7 @@ def _is_below(path: str, root: str) -> bool:
     return is_below(path, {root})
 
 
-def _finite(windows: NDArray[float32]) -> NDArray[float32]:
+def finite(windows: NDArray[float32]) -> NDArray[float32]:
     """Leave out the windows of a passage that an embedder made nothing of: they are not to be found."""
     import numpy as np
 
@@ -851,6 +858,20 @@ def _room_bytes(folder: Path) -> int:
     """Bytes of the disk that KV may take: what is free, less a tenth for everybody else."""
     free = shutil.disk_usage(folder).free
     return free - free // 10
+
+
+def describe(catalog: Catalog, engine: Engine) -> None:
+    """Leave what `status` and `doctor` show, and the next run needs to know, without loading the model."""
+    facts = {
+        "kv_refusal": engine.refusal or "",
+        "kv_bytes_per_token": engine.kv_bytes_per_token,
+        "kv_dtype": engine.kv_dtype,
+        # What the keys of its KV are made with besides the texts: see `keys.py`.
+        "kv_cache_profile": "" if engine.refusal else engine.cache.profile,
+    }
+    names = ("name", "fingerprint", "tokenizer_fingerprint", "dtype", "compile_mode")
+    for name, value in {**facts, **{f"model_{n}": getattr(engine, n) for n in names}}.items():
+        catalog.set_setting(name, str(value))
 
 
 def own_keys(catalog: Catalog) -> AbstractSet[str]:

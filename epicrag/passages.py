@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from epicrag.documents import document_id, meaning, unknown
 from epicrag.errors import UsageError
 from epicrag.types import Chunk, Source
 
 if TYPE_CHECKING:
+    from epicrag.config import Config
     from epicrag.index.catalog import Catalog, DocumentRow
     from epicrag.pipeline import Pipeline
 
@@ -26,6 +27,12 @@ _CHUNK_ID = re.compile(r"[0-9a-fA-F]{6,24}")
 _LINES = re.compile(r"(.+):(\d+)(?:-(\d+))?")
 _PAGE = re.compile(r"(.+?)(?:#(?:page=)?|, p\. ?)(\d+)")
 _PART = re.compile(r"(.+?), (.+)")
+
+
+class Configured(Protocol):
+    """What knows which index it is about: a pipeline, or a server of it."""
+
+    config: Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +157,12 @@ def _line(chunk: Chunk) -> tuple[str, ...]:
 # --- the last answer -----------------------------------------------------------------------------
 
 
-def remember(pipeline: Pipeline, sources: Sequence[Source]) -> None:
+def remember(beside: Configured, sources: Sequence[Source]) -> None:
     """Keep beside the index which passages the numbers of an answer stand for: ids alone, no words of it.
 
     Where nothing can be written, nothing is: an index may be there to read only.
     """
-    file = pipeline.config.index / LAST_ANSWER
+    file = beside.config.index / LAST_ANSWER
     known = {str(source.n): source.chunk for source in sources}
     temporary = file.with_name(f"{file.name}.{secrets.token_hex(8)}.tmp")
     with suppress(OSError):

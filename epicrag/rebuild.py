@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epicrag.errors import DeviceError
-from epicrag.ingest import EMBED_BATCH, Event, Progress
+from epicrag.ingest import EMBED_BATCH, Event, Progress, finite
 
 if TYPE_CHECKING:
     from epicrag.index.embed import Embedder
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 _VECTOR_COPIES = 4
 """On disk at the worst moment: staged, in their place, in the log of the transaction, and in the fast copy."""
 _SPARE_BYTES = 16 << 20
+SAMPLE = 16
+"""Passages that are embedded anew to see whether the vectors are theirs."""
+_LIKE = 0.99
+"""The cosine of a vector with itself, embedded on another machine or in other batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +73,14 @@ def reembed(pipeline: Pipeline, *, progress: Progress | None = None) -> Rebuilt:
         catalog, staging, embedder = pipeline.catalog, Staging(pipeline.catalog), pipeline.embedder
         old = embedder_of(pipeline)
         counts = catalog.counts()
-        if old.get("fingerprint") == embedder.fingerprint:
+        if old.get("fingerprint") == embedder.fingerprint and not misfits(pipeline)[1]:
             if staging.embedder:
                 staging.drop()
             catalog.set_setting(
                 SETTING, json.dumps(facts_of(embedder))
             )  # it may have another name now
-            return Rebuilt(counts.chunks, counts.vectors, ms=_ms(began))
+            added = _add_lost(pipeline)
+            return Rebuilt(counts.chunks, catalog.vector_count(), added, ms=_ms(began))
         _check_room(pipeline, embedder, counts.vectors)
         staging.begin(embedder)
         resumed, embedded, interrupted = staging.count, 0, False
@@ -96,6 +101,49 @@ def reembed(pipeline: Pipeline, *, progress: Progress | None = None) -> Rebuilt:
         interrupted=interrupted,
         ms=_ms(began),
     )
+
+
+def misfits(pipeline: Pipeline) -> tuple[int, list[int]]:
+    """Embed a sample of passages anew: return how many, and the rows of those whose vectors are not theirs.
+
+    A passage without vectors is none of them.
+    """
+    import numpy as np
+
+    catalog = pipeline.catalog
+    rows = sorted({int(row) for row in catalog.vector_rows()[1]})
+    rows = rows[:: max(len(rows) // SAMPLE, 1)][:SAMPLE]
+    texts = [catalog.chunk(row).model_text for row in rows]
+    bad = []
+    for row, again in zip(rows, pipeline.embedder.passages(texts) if rows else (), strict=True):
+        held = catalog.windows(row)
+        with np.errstate(all="ignore"):
+            fits = held.shape == again.shape and bool(
+                (np.einsum("ij,ij->i", held, again) >= _LIKE).all()
+            )
+        if not fits:
+            bad.append(row)
+    return len(rows), bad
+
+
+def _add_lost(pipeline: Pipeline) -> int:
+    """Embed passages that have no vectors; return how many got some. The embedder makes nothing of others."""
+    catalog, added = pipeline.catalog, 0
+    lost = catalog.without_vectors()
+    for at in range(0, len(lost), EMBED_BATCH):
+        rows = lost[at : at + EMBED_BATCH]
+        found = pipeline.embedder.passages([catalog.chunk(row).model_text for row in rows])
+        known = [
+            (row, windows)
+            for row, windows in zip(rows, map(finite, found), strict=True)
+            if len(windows)
+        ]
+        if known:
+            catalog.add_vectors([row for row, _ in known], [windows for _, windows in known])
+        added += len(known)
+    if added:
+        pipeline.vectors.refresh()
+    return added
 
 
 def embedder_of(pipeline: Pipeline) -> dict[str, object]:

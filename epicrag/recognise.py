@@ -122,7 +122,6 @@ class Recogniser:
         self._index = IndexSource(index) if index is not None else None
         self._book = book
         self._namespaces: OrderedDict[str, BookSource] = OrderedDict()
-        self._ends: OrderedDict[str, Sequence[int] | None] = OrderedDict()
         self._mutex = threading.Lock()
 
     def prepare(self, *, wait: bool = False) -> None:
@@ -224,18 +223,8 @@ class Recogniser:
 
     def _ends_of(self, text: str) -> Sequence[int] | None:
         """Where a chunk's tokens end; None where that is not told: it spells a control token."""
-        with self._mutex:
-            if text in self._ends:
-                self._ends.move_to_end(text)
-                return self._ends[text]
-        ends: Sequence[int] | None = self._tokenizer.ends(text)
-        if ends is not None and len(ends) != len(self._tokenizer.ids(text)):
-            ends = None
-        with self._mutex:
-            self._ends[text] = ends
-            while len(self._ends) > N_CHUNKS:
-                self._ends.popitem(last=False)
-        return ends
+        ends = self._tokenizer.ends(text)
+        return ends if len(ends) == len(self._tokenizer.ids(text)) else None
 
 
 def _best(
@@ -289,9 +278,11 @@ class _Taken:
 def _piece(chunk: KnownChunk, stretch: Stretch) -> Piece:
     from epicrag.serving.prompt import Piece
 
-    span = stretch.span
-    shown = None if span == (0, len(chunk.text)) else span
-    return Piece(chunk.text, chunk.before, namespace=chunk.namespace, shown=shown)
+    low, high = stretch.span
+    if (low, high) == (0, len(chunk.text)):
+        return Piece(chunk.text, chunk.before, chunk.namespace)
+    shown = chunk.text[low:high]
+    return Piece(chunk.text, chunk.before, chunk.namespace, shown=shown, start=low)
 
 
 class IndexSource:
@@ -430,3 +421,18 @@ class BookSource:
             )
             for chunk in found
         }
+
+
+def piece_of(
+    catalog: Catalog, chunk_id: str, offset: int | None = None
+) -> tuple[Piece, str] | None:
+    """The passage of an index with this id as a piece, and its own text; None where there is none."""
+    from epicrag.serving.prompt import Piece
+
+    rows = catalog.rows_with(chunk_id)
+    if not rows:
+        return None
+    row = rows[0][0]
+    chunk, before = catalog.chunk(row), catalog.previous(row)
+    piece = Piece(chunk.model_text, before.model_text if before else None, offset=offset)
+    return piece, chunk.text

@@ -18,24 +18,27 @@ from epicrag.documents import is_there
 from epicrag.errors import DamagedError, EpicragError, MismatchError
 from epicrag.gc import leftovers, orphans
 from epicrag.index.sync import is_below
-from epicrag.ingest import asked_for
-from epicrag.rebuild import embedder_of
+from epicrag.ingest import asked_for, own_keys
+from epicrag.rebuild import embedder_of, misfits
 
 if TYPE_CHECKING:
     from epicrag.pipeline import Pipeline
 
 _WORDS_LOOKED_AT = 64  # chunks
+_NAMED = 5  # documents in a hint
 _DAMAGED, _MISMATCH = DamagedError.exit_code, MismatchError.exit_code
 SAMPLE = 32
 """KV files whose checksums are compared without `--deep`."""
-_AGAIN = "move the index away and run `epicrag ingest` again; your documents are untouched"
+_AGAIN = "move the index away and run `epicrag ingest PATH` again; your documents are untouched"
 
 
 def soundness(pipeline: Pipeline, *, deep: bool) -> Iterator[Check]:
     """Look at an index. Writes nothing; loads the embedder, and with `deep` the model."""
     yield _catalog(pipeline, deep)
     try:
-        yield _texts(pipeline)
+        yield (texts := _texts(pipeline))
+        if texts.state != "ok":  # all that reads them would stumble over it
+            return
         yield from _vectors(pipeline)
         yield _words(pipeline)
         yield from _staging(pipeline)
@@ -69,8 +72,15 @@ def _catalog(pipeline: Pipeline, deep: bool) -> Check:
 
 def _texts(pipeline: Pipeline) -> Check:
     """Ids are made of the texts: one that changed on disk does not fit its id."""
-    n = sum(1 for _ in pipeline.catalog.all_chunks())
-    return ok("texts", f"{n:,} of {n:,} chunks are what they were")
+    catalog, n = pipeline.catalog, pipeline.catalog.chunk_count()
+    bad = catalog.changed_texts()
+    if not bad:
+        return ok("texts", f"{n:,} of {n:,} chunks are what they were")
+    paths = [row.path for row in catalog.documents() if catalog.changed_texts(row.path)]
+    what = f"the text of {bad:,} of {_n(n, 'chunk')} has changed on disk, such as of {paths[0]}"
+    some = shlex.join(paths[:_NAMED]) + (" …" if len(paths) > _NAMED else "")
+    fix = f"read them again, and nothing else; their KV stays: epicrag ingest {some}"
+    return fail("texts", what, fix, _DAMAGED)
 
 
 def _vectors(pipeline: Pipeline) -> Iterator[Check]:
@@ -196,6 +206,10 @@ def damaged_kv(pipeline: Pipeline, keys: Sequence[str]) -> list[str]:
 def _foreign(pipeline: Pipeline) -> Check:
     """KV of other models, modes or earlier texts: it can never be taken for KV of a passage, and takes room."""
     doomed = orphans(pipeline)
+    noted = pipeline.catalog.kv_keys() | own_keys(pipeline.catalog)
+    if lost := pipeline.kv_store.keys() - noted - doomed.keys():
+        what = f"{len(lost):,} entries are of passages, and the catalog has lost the notes of them"
+        return warn("foreign KV", what, "epicrag doctor --fix, or epicrag gc", "gc")
     if not doomed:
         return ok("foreign KV", "none")
     what = f"{len(doomed):,} entries, {_mib(sum(doomed.values()))}: of other models, settings or earlier texts"
@@ -258,7 +272,9 @@ def _sources(pipeline: Pipeline) -> Check:
 
 def _root_of(path: str, roots: Collection[str]) -> str:
     """What was asked for that a file belongs to; its folder, where that is not known."""
-    return max((root for root in roots if is_below(path, {root})), key=len, default=os.path.dirname(path))
+    return max(
+        (root for root in roots if is_below(path, {root})), key=len, default=os.path.dirname(path)
+    )
 
 
 # --- with the models -----------------------------------------------------------------------------
@@ -289,28 +305,17 @@ def _embedder(pipeline: Pipeline) -> Iterator[Check]:
 
 
 def _round_trip(pipeline: Pipeline) -> Check:
-    """Embed a passage anew: it must find itself. In memory, from the catalog."""
-    import numpy as np
-
-    catalog = pipeline.catalog
-    _, rows = catalog.vector_rows()
-    if not len(rows):
+    """Embed a sample of passages anew: each must come out as its own vectors are."""
+    n, bad = misfits(pipeline)
+    if not n:
         return ok("round trip", "nothing to find yet")
-    chunk = catalog.chunk(int(rows[0]))
-    again = pipeline.embedder.passages([chunk.model_text])[0]
-    if not len(again):
-        return warn("round trip", "the embedder makes nothing of the first passage")
-    top, best_row, own = -1.0, 0, -1.0
-    for held in catalog.vector_batches():
-        scores = held.data @ again[0]
-        at = int(np.argmax(scores))
-        if scores[at] > top:
-            top, best_row = float(scores[at]), int(held.chunk_rows[at])
-        own = max(own, float(scores[held.chunk_rows == rows[0]].max(initial=-1)))
-    best = catalog.chunk(best_row)
-    if best.id == chunk.id or own >= top - 1e-3:
-        return ok("round trip", f"a passage, embedded anew, finds itself (score {own:.3f})")
-    what = f"a passage, embedded anew, finds another one first (score {top:.3f}, its own {own:.3f})"
+    if not bad:
+        return ok(
+            "round trip",
+            f"{_n(n, 'passage')} of {pipeline.catalog.chunk_count():,}, embedded anew, find themselves",
+        )
+    where = pipeline.catalog.chunk(bad[0]).document
+    what = f"{len(bad):,} of {_n(n, 'passage')}, embedded anew, do not find themselves, such as of {where}"
     return fail("round trip", what, "epicrag rebuild --embed-only", _DAMAGED)
 
 

@@ -291,7 +291,7 @@ class Relevance:
     score: float
     threshold: float
     rule: str
-    """"auto", or "min_score" where a number was set."""
+    """"auto", or "min_score" where a number was set; "filter" where a filter fits no passage at all."""
     features: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     """In words, for a person."""

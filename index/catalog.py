@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from epicrag.errors import DamagedError
 from epicrag.index import wordsearch
 from epicrag.index.database import Database, damaged
 from epicrag.index.fields import Facts
@@ -218,18 +220,6 @@ class Catalog:
             step(connection)
         return n
 
-    def rename_document(self, old: str, new: str) -> None:
-        """Relabel a document: chunks, vectors and KV stay. KeyError: no `old`; ValueError: `new` is taken."""
-        with self._database.writing() as connection:
-            if _exists(connection, new):
-                raise ValueError(f"a document is already known at {new!r}")
-            if not _exists(connection, old):
-                raise KeyError(old)
-            connection.execute(
-                "UPDATE documents SET path = ? WHERE path = ?", (_encode(new), _encode(old))
-            )
-            step(connection)
-
     def rename_documents(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Relabel many at once, (old, new): names may be swapped or passed on, and what no pair takes
         away from a new name is replaced. One transaction; KeyError: an old path is not known."""
@@ -273,6 +263,20 @@ class Catalog:
     def chunks(self, path: str) -> list[tuple[int, Chunk]]:
         """Return the rows and chunks of a document in reading order; [] when it is unknown."""
         return self._chunks("WHERE path = ? ORDER BY ordinal", _encode(path))
+
+    def chunk_ids(self, path: str) -> list[tuple[int, str]]:
+        """Return the rows and ids of a document's chunks in reading order: the texts are not read."""
+        return self._rows(
+            "SELECT chunks.row, id FROM chunks JOIN documents ON documents.row = document_row"
+            " WHERE path = ? ORDER BY ordinal",
+            _encode(path),
+        )
+
+    def changed_texts(self, path: str | None = None) -> int:
+        """Return how many chunks, of all or of a document, have another text than was put: it changed on disk."""
+        where, values = ("WHERE path = ?", (_encode(path),)) if path is not None else ("", ())
+        with self._database.cursor(_CHUNK + where, values) as rows:
+            return sum(_chunk(columns).id != stored for _, *columns, stored in rows)
 
     def all_chunks(self, having: Container[int] | None = None) -> Iterator[tuple[int, Chunk]]:
         """Yield all chunks by document, in reading order, one document in memory at a time.
@@ -374,6 +378,33 @@ class Catalog:
             chunk_id: np.frombuffer(b"".join(found), "<f4").reshape(len(found), -1)
             for chunk_id, found in windows.items()
         }
+
+    def windows(self, row: int) -> NDArray[np.float32]:
+        """Return the vectors of one chunk, (W, dim), as they stand there: of unit length or not."""
+        found = self._rows('SELECT data FROM vectors WHERE chunk_row = ? ORDER BY "window"', row)
+        blobs = [data for (data,) in found]
+        if len({len(data) for data in blobs}) > 1:
+            raise damaged(self._database.file, "vectors differ in length")
+        return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), -1 if blobs else 0)
+
+    def without_vectors(self) -> list[int]:
+        """Return the rows of chunks that have no vector, ascending."""
+        found = self._rows(
+            "SELECT row FROM chunks WHERE row NOT IN (SELECT chunk_row FROM vectors) ORDER BY row"
+        )
+        return [row for (row,) in found]
+
+    def add_vectors(self, rows: Sequence[int], vectors: Sequence[NDArray[np.float32]]) -> None:
+        """Give chunks that have none their windows, (W, dim) unit rows each. ValueError as in `put_document`."""
+        windows = [checked(array) for array in vectors]
+        with self._database.writing() as connection:
+            _check_dim(connection, windows)
+            for row, array in zip(rows, windows, strict=True):
+                connection.executemany(
+                    'INSERT INTO vectors (chunk_row, "window", data) VALUES (?, ?, ?)',
+                    [(row, number, window.tobytes()) for number, window in enumerate(array)],
+                )
+            step(connection)
 
     def vector_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the ids of all vectors, ascending, and the chunk row of each: (N,), (N,)."""
@@ -534,9 +565,17 @@ class Catalog:
         for row, *columns, stored_id in self._rows(_CHUNK + where, *values):
             chunk = _chunk(columns)
             if chunk.id != stored_id:
-                raise damaged(self._database.file, f"the text of chunk {row} has changed")
+                raise changed(self._database.file, chunk.document)
             found.append((row, chunk))
         return found
+
+
+def changed(file: Path, path: str) -> DamagedError:
+    """The error for text that is not what was put: reading its document again mends it."""
+    return DamagedError(
+        f"the index is damaged: {file}: the text of a passage of {path} has changed",
+        f"read it again, and nothing else: epicrag ingest {shlex.quote(path)}",
+    )
 
 
 def _aside(number: int) -> bytes:

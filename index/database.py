@@ -169,7 +169,7 @@ def translated(file: Path) -> Iterator[None]:
 def damaged(file: Path, detail: str) -> DamagedError:
     return DamagedError(
         f"the index is damaged: {file}: {detail}",
-        f"move {file.parent} away and run `epicrag ingest` again; your documents are untouched",
+        f"move {file.parent} away and run `epicrag ingest PATH` again; your documents are untouched",
     )
 
 

@@ -93,6 +93,10 @@ class SentenceEmbedder:
         ends = np.cumsum([len(group) for group in windows])[:-1]
         return [_finite(group) for group in np.split(vectors, ends)] if texts else []
 
+    def count(self, text: str) -> int:
+        """How many tokens the model takes a text for, those around it left out."""
+        return len(_spans(self._encoder.tokenizer, _clean(text)))
+
 
 def windows_of(text: str, encoder: Encoder, prompt: str, size: int | None = None) -> Iterator[str]:
     """Yield overlapping slices that together are `text` and that the model reads whole."""

@@ -17,6 +17,34 @@ class Migration(NamedTuple):
     """Statements, each ended by a semicolon; none within comments. They may call `words_of`."""
 
 
+_WORDS = """
+        -- The words of every chunk, as `words_of` makes them: a function of ours, which every connection
+        -- has. The triggers keep them equal to the chunks, whoever writes and however chunks go.
+        CREATE VIRTUAL TABLE words USING fts5(head, body, tokenize = 'ascii');
+        CREATE VIRTUAL TABLE words_vocabulary USING fts5vocab(words, row);
+        CREATE TRIGGER words_insert AFTER INSERT ON chunks BEGIN
+            INSERT INTO words (rowid, head, body) VALUES (
+                new.row,
+                words_of(coalesce(new.title, '') || ' ' || coalesce(new.heading, '')),
+                words_of(coalesce(new.table_head, '') || ' ' || new.text)
+            );
+        END;
+        CREATE TRIGGER words_delete AFTER DELETE ON chunks BEGIN
+            DELETE FROM words WHERE rowid = old.row;
+        END;
+        INSERT INTO words (rowid, head, body)
+            SELECT row,
+                   words_of(coalesce(title, '') || ' ' || coalesce(heading, '')),
+                   words_of(coalesce(table_head, '') || ' ' || text)
+            FROM chunks;
+        """
+_NO_WORDS = """
+        DROP TRIGGER IF EXISTS words_insert;
+        DROP TRIGGER IF EXISTS words_delete;
+        DROP TABLE IF EXISTS words_vocabulary;
+        DROP TABLE IF EXISTS words;
+"""
+
 MIGRATIONS = (
     Migration(
         "0001_catalog",
@@ -87,30 +115,7 @@ MIGRATIONS = (
         ALTER TABLE documents ADD COLUMN meta TEXT NOT NULL DEFAULT '{}';
         """,
     ),
-    Migration(
-        "0003_words",
-        """
-        -- The words of every chunk, as `words_of` makes them: a function of ours, which every connection
-        -- has. The triggers keep them equal to the chunks, whoever writes and however chunks go.
-        CREATE VIRTUAL TABLE words USING fts5(head, body, tokenize = 'ascii');
-        CREATE VIRTUAL TABLE words_vocabulary USING fts5vocab(words, row);
-        CREATE TRIGGER words_insert AFTER INSERT ON chunks BEGIN
-            INSERT INTO words (rowid, head, body) VALUES (
-                new.row,
-                words_of(coalesce(new.title, '') || ' ' || coalesce(new.heading, '')),
-                words_of(coalesce(new.table_head, '') || ' ' || new.text)
-            );
-        END;
-        CREATE TRIGGER words_delete AFTER DELETE ON chunks BEGIN
-            DELETE FROM words WHERE rowid = old.row;
-        END;
-        INSERT INTO words (rowid, head, body)
-            SELECT row,
-                   words_of(coalesce(title, '') || ' ' || coalesce(heading, '')),
-                   words_of(coalesce(table_head, '') || ' ' || text)
-            FROM chunks;
-        """,
-    ),
+    Migration("0003_words", _WORDS),
     Migration(
         "0004_uses",
         """
@@ -167,6 +172,7 @@ MIGRATIONS = (
         ALTER TABLE documents ADD COLUMN reading INTEGER NOT NULL DEFAULT 0;
         """,
     ),
+    Migration("0009_words", _NO_WORDS + _WORDS),  # emoji are words now, and names such as IT
 )
 
 
@@ -184,12 +190,7 @@ def catalog() -> Schema:
 
 def words_again() -> Iterator[str]:
     """Yield the statements that make the words anew, however damaged those are that are there."""
-    yield "DROP TRIGGER IF EXISTS words_insert"
-    yield "DROP TRIGGER IF EXISTS words_delete"
-    yield "DROP TABLE IF EXISTS words_vocabulary"
-    yield "DROP TABLE IF EXISTS words"
-    (script,) = (step.script for step in MIGRATIONS if step.name == "0003_words")
-    yield from _statements(script)
+    yield from _statements(_NO_WORDS + _WORDS)
 
 
 def is_blank(connection: sqlite3.Connection) -> bool:

@@ -81,6 +81,11 @@ def by_score(hits: Sequence[Hit], least: float) -> Relevance:
     return Relevance(bool(hits) and best >= least, best, least, "min_score", {}, reason)
 
 
+def unfit() -> Relevance:
+    """The filter of the search fits no passage at all: nothing was looked for."""
+    return Relevance(False, 0.0, THRESHOLD, "filter", {}, "the filter fits no passage of the index")
+
+
 def judged(
     catalog: Catalog, query: str, hits: Sequence[Hit], background: Background = USUAL
 ) -> Relevance:

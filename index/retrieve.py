@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from epicrag.errors import MismatchError
 from epicrag.index.duplicates import gathered
 from epicrag.index.fuse import Ranking, fuse, shares
-from epicrag.index.relevance import JUDGED, USUAL, background_of, by_score, judged
+from epicrag.index.relevance import JUDGED, USUAL, background_of, by_score, judged, unfit
 from epicrag.index.words import query_words
 from epicrag.types import Chunk, Found, Hit, Stage
 
@@ -77,8 +77,11 @@ def find(catalog: Catalog, vectors: VectorIndex, embedder: Embedder, request: Re
     background = USUAL if is_fixed else background_of(catalog, vectors, embedder)
     with catalog.snapshot():
         vectors.refresh(save=False)
-        hits = _Search(catalog, vectors, vector, request).hits(max(request.k, JUDGED))
-        if request.min_score is not None:
+        search = _Search(catalog, vectors, vector, request)
+        hits = search.hits(max(request.k, JUDGED))
+        if search.allowed is not None and not search.allowed:
+            relevance = unfit()
+        elif request.min_score is not None:
             relevance = by_score(hits[: request.k], request.min_score)
         else:
             relevance = judged(catalog, request.query, hits, background)

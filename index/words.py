@@ -29,9 +29,13 @@ _STOP_WORDS = """
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 """English words that say nothing of a subject. In other languages the index itself shows which are common."""
+_ACRONYMS = frozenset({"am", "as", "be", "can", "do", "he", "if", "it", "its", "me", "who"})
+"""Those of them that are names in capitals, among words that are not: the WHO, an IT department."""
 
 # One run of text without a space that may be a name: pieces of letters and digits, and what joins them.
 _NAME = r"""[\p{L}\p{N}\p{M}]+(?:(?:[_.\-/@:+'’,&·#]|\(|\[|\)\.?|\]\.?|::|->|\.\.)[\p{L}\p{N}\p{M}]+)*"""
+# Pictures that stand for a word: from the blocks of symbols on, without signs such as (c); flags are two letters.
+_EMOJI = r"(?P<emoji>\p{RI}{2}|(?![\u0000-\u25ff])\p{Extended_Pictographic})\ufe0f?"
 # Written without spaces between words, or with particles grown onto them (Hangul).
 _UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Hangul}\p{Bopomofo}ー々〆]"
 _PARTS = (
@@ -69,12 +73,30 @@ def joined(text: str | None) -> str:
 
 def _words(text: str, *, is_query: bool) -> Iterator[str]:
     text = _pattern(_THOUSANDS).sub("", unicodedata.normalize("NFKC", text))
-    for found in _pattern(_NAME).finditer(text):
+    before = ""
+    for found in _pattern(f"{_EMOJI}|{_NAME}").finditer(text):
         name = found.group()
-        if name.isascii() and name.isalpha() and (name.islower() or name.istitle()):
+        if found["emoji"]:
+            yield found["emoji"]
+        elif name.isupper() and name.lower() in _ACRONYMS:
+            if not (_is_loud(before) or _is_loud(_next(text, found.end()))):
+                yield name.lower() + _GLUE  # a word of its own: "who" is none
+        elif name.isascii() and name.isalpha() and (name.islower() or name.istitle()):
             yield from _plain(name.lower())
         else:
             yield from _of_name(name, is_query)
+        before = name
+
+
+def _next(text: str, at: int) -> str:
+    """The name after a place in a text; "" where a sentence ends before it."""
+    found = _pattern(rf"[ \t]*({_NAME})").match(text, at)
+    return str(found[1]) if found else ""
+
+
+def _is_loud(name: str) -> bool:
+    """Whether a stop word in capitals: next to another one, neither is a name."""
+    return len(name) > 1 and name.isupper() and name.lower() in STOP_WORDS
 
 
 def _plain(word: str) -> Iterator[str]:

@@ -25,14 +25,18 @@ def best(
     """Return the n best (chunk row, BM25) with any of the terms, best first; only `allowed` rows if given.
 
     `terms` are as `words.query_words` makes them. A term that most passages hold picks none of its own
-    where rarer ones do, but counts in those they pick.
+    where rarer ones do, but counts in those they pick. Rare is what is rare among the allowed.
     """
-    if not terms or n < 1:
+    if not terms or n < 1 or (allowed is not None and not allowed):
         return []
     counts = frequencies(rows, terms)
     ordered = sorted((term for term in counts if counts[term]), key=lambda term: counts[term])
+    held = counts
+    if allowed is not None:
+        held = _held_within(rows, ordered, allowed)
+        ordered = sorted(held, key=lambda term: (held[term], counts[term]))
     ordered = ordered[:MOST_TERMS]
-    picking = _picking(ordered, counts)
+    picking = _picking(ordered, held)
     if not ordered:
         return []
     if not picking:
@@ -56,6 +60,23 @@ def frequencies(rows: Rows, terms: Iterable[str]) -> dict[str, int]:
         count, seen = rows(sql, _quoted(term), _MOST_ROWS)[0]
         counts[term] = count if count < _MOST_ROWS else max(count * last // seen, count)
     return counts
+
+
+def _held_within(rows: Rows, terms: Sequence[str], allowed: Collection[int]) -> dict[str, int]:
+    """Return in how many of the allowed rows each of the first terms stands that do so in any, up to some
+    thousands."""
+    sql = (
+        "SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ?"
+        " AND +rowid IN (SELECT value FROM json_each(?)) LIMIT ?)"
+    )
+    listed, held = json.dumps([int(row) for row in allowed]), {}
+    for term in terms:
+        ((count,),) = rows(sql, _quoted(term), listed, _MOST_ROWS)
+        if count:
+            held[term] = count
+        if len(held) == MOST_TERMS:
+            break
+    return held
 
 
 def _picking(ordered: Sequence[str], counts: dict[str, int]) -> list[str]:

@@ -31,8 +31,9 @@ class Piece:
     """A chunk as the engine sees it: its text, and the text of the passage before it in its document.
 
     `namespace` is whose it is: equal texts of two namespaces are two entries; "" is the index. In a `Chat` a piece
-    may have a place, `offset`, the position of its first token, and may stand there only as far as `shown`, which
-    its text begins with.
+    may have a place, `offset`, the position of its first token, and of its text only `shown` may stand there, which
+    begins at its character `start`: the rows of those tokens are read, where whole tokens make it up, and else it is
+    plain text.
     """
 
     text: str
@@ -40,6 +41,12 @@ class Piece:
     namespace: str = ""
     offset: int | None = None
     shown: str | None = None
+    start: int = 0
+
+    @property
+    def standing(self) -> str:
+        """The text that stands in the prompt."""
+        return self.text if self.shown is None else self.shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ class Message:
 
     def without_pieces(self) -> Message:
         """The same text, all of it plain."""
-        parts = (part if isinstance(part, str) else part.shown or part.text for part in self.parts)
+        parts = (part if isinstance(part, str) else part.standing for part in self.parts)
         return Message(self.role, ("".join(parts),))
 
 
@@ -244,13 +251,15 @@ class ChatFormat:
     def _bare(self, piece: Piece, index: int) -> Unit:
         """A chunk as it stands in a conversation: its own ids, cached within those of a numbered one."""
         plain = self.tokenizer.ids
-        ids, rest = tuple(plain(piece.text)), tuple(plain(TAIL))
-        if piece.shown is not None and piece.shown != piece.text:
-            shown = tuple(plain(piece.shown))
-            if ids[: len(shown)] != shown:  # its last token reaches over the end of what is shown
-                return Unit("history", shown, index, place=piece.offset)
-            ids, rest = shown, (*ids[len(shown) :], *rest)
-        return Unit("chunk", ids, index, head=tuple(plain(LEAD)), beyond=rest, place=piece.offset)
+        ids, head, rest = plain(piece.text), plain(LEAD), plain(TAIL)
+        if piece.standing != piece.text:
+            end = piece.start + len(piece.standing)
+            cut = self.tokenizer.cut(piece.text, piece.start, end)
+            if cut is None or piece.text[piece.start : end] != piece.standing:
+                return Unit("history", plain(piece.standing), index, place=piece.offset)
+            first, last = cut
+            head, ids, rest = (*head, *ids[:first]), ids[first:last], (*ids[last:], *rest)
+        return Unit("chunk", ids, index, head=head, beyond=rest, place=piece.offset)
 
     def chunk_ids(self, text: str, labels: bool = True) -> tuple[int, ...]:
         """The ids that are cached for a chunk: its text, with what joins it to its number and to the next chunk."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -41,6 +43,7 @@ class UnitTokenizer:
         self.fingerprint = digest
         # A passage is tokenised for its key, for its prompt, and behind its neighbour, in prompt after prompt.
         self._known = lru_cache(N_KNOWN)(self._ids)
+        self._known_ends = lru_cache(N_KNOWN)(self._ends)
 
     @classmethod
     def load(cls, folder: Path) -> UnitTokenizer:
@@ -103,7 +106,20 @@ class UnitTokenizer:
 
     def ends(self, text: str) -> Sequence[int]:
         """Character end offset of each token of plain text, non-decreasing, the last being its length."""
-        out: list[int] = []
+        return self._known_ends(text) if len(text) <= KNOWN_CHARS else self._ends(text)
+
+    def cut(self, text: str, low: int, high: int) -> tuple[int, int] | None:
+        """Which tokens [first, last) of `ids(text)` are its characters [low, high); None where none are just these."""
+        ends = self.ends(text)
+        if len(ends) != len(self.ids(text)):
+            return None  # it spells a control token, and its ids are told otherwise
+        first = bisect_right(ends, low) if low else 0
+        last = bisect_right(ends, high)
+        begins_there = first == 0 if low == 0 else first > 0 and ends[first - 1] == low
+        return (first, last) if begins_there and last > first and ends[last - 1] == high else None
+
+    def _ends(self, text: str) -> array[int]:
+        out = array("Q")
         base = 0
         for piece in _windows(text):
             for _, end in self._plain.encode(piece, add_special_tokens=False).offsets:

@@ -36,6 +36,10 @@ MAY_IMPORT = {
         "restore",
         "checkup",
         "doctor",
+        "sessions",
+        "condense",
+        "history",
+        "remote",
     },
 }
 SOURCES = [path for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, CitableBlock, MessageRole, TextBlock
 
 from epicrag.errors import UsageError
+from epicrag.llamaindex.blocks import PassageBlock
 from epicrag.serving.prompt import ASKING, LEAD, TAIL, Chat, Message, Piece, Prompt, Turn
 
 Recogniser = Callable[[str], Sequence[str | Piece]]
@@ -76,11 +77,12 @@ def to_asked(
     question = "\n\n".join(texts)
     others = [*(m for m in messages if m.role in SYSTEM), *turns[:-1]]
     if any(isinstance(block, CitableBlock) for m in others for block in _readable(m.blocks)):
-        return _conversation(messages, turns, cited[:most], question, reading)
+        asked = _conversation(messages, turns, cited[:most], question, reading)
+        return replace(asked, given=len(cited))
     system = [_flat(m) for m in messages if m.role in SYSTEM]
     prompt = Prompt(
         question=question,
-        pieces=tuple(_piece(block, reading) for block in cited[:most]),
+        pieces=tuple(piece_of(block, reading.before) for block in cited[:most]),
         system="\n\n".join(system) if system else reading.documents_prompt if cited else "",
         history=tuple(Turn(_voice(m), _flat(m)) for m in turns[:-1]),
     )
@@ -103,7 +105,7 @@ def _conversation(
         for block in blocks:
             if isinstance(block, CitableBlock):
                 sources.append(block.source)
-                yield _piece(block, reading)
+                yield piece_of(block, reading.before)
             else:
                 yield block
 
@@ -115,7 +117,7 @@ def _conversation(
     laid += [Message(_voice(m), tuple(parts(_laid(m)))) for m in turns[:-1]]
     earlier = len(sources)
     laid.append(Message("user", tuple(parts(_numbered(cited, question)))))
-    return Asked(Chat(tuple(laid)), tuple(sources), earlier, len(cited))
+    return Asked(Chat(tuple(laid)), tuple(sources), earlier)
 
 
 def _recognised(prompt: Prompt, recognise: Recogniser) -> Asked:
@@ -163,8 +165,13 @@ def _bare(message: ChatMessage) -> list[str | CitableBlock]:
     return parts
 
 
-def _piece(block: CitableBlock, reading: Reading) -> Piece:
-    return Piece(_text(block), reading.before(block.source))
+def piece_of(block: CitableBlock, before: Callable[[str], str | None] | None = None) -> Piece:
+    """A segment as the engine knows it; `before` says what stands before a source that does not know itself."""
+    known = block if isinstance(block, PassageBlock) else None
+    behind = known.before if known else None
+    if behind is None and before is not None:
+        behind = before(block.source)
+    return Piece(_text(block), behind, known.namespace if known else "")
 
 
 def _content_id(text: str) -> str:

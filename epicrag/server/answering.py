@@ -45,6 +45,8 @@ async def run(
                     state.metrics.cancelled.labels("timeout").inc()
                     raise _too_late(state) from None
                 yield item
+        if job.is_cancelled:  # by the end of the server; otherwise nobody reads this
+            raise ApiError(503, "the server is shutting down", code="stopping")
     finally:
         watcher.cancel()
         await _cancel(job)
@@ -92,6 +94,9 @@ def _working(
     try:
         if not job.is_cancelled:
             yield from work(job)
+    except Exception:
+        if not job.is_cancelled:  # then it has no receipt, no end, and nobody to tell
+            raise
     finally:
         state.jobs.leave(job)
 

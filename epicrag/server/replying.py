@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fastapi.responses import Response
 
@@ -69,16 +69,12 @@ def _headers(receipt: Receipt) -> dict[str, str]:
 
     times = asdict(receipt.ms).items()
     return {
-        "X-Epicrag-Receipt": _latin(receipt_line(receipt)),
+        "X-Epicrag-Receipt": _plain(receipt_line(receipt)),
         "Server-Timing": ", ".join(f"{stage};dur={ms:.3f}" for stage, ms in times),
     }
 
 
-def _latin(text: str) -> str:
-    """Text that a header can hold."""
-    return " ".join(text.encode("latin-1", "replace").decode("latin-1").split())
-
-
-def documented(piece: str) -> dict[int | str, dict[str, Any]]:
-    """How a completion may end, for the OpenAPI document."""
-    return {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+def _plain(text: str) -> str:
+    """Text that every client takes in a header: ASCII, on one line."""
+    text = text.replace(" ·", ";").encode("ascii", "replace").decode("ascii")
+    return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""Chunks as a request names them, brings them along or has them in its text: those of its own tenant."""
+"""Chunks as a request names them, brings them along or has them in its text: those that its tenant may know."""
 
 from __future__ import annotations
 
@@ -16,22 +16,27 @@ if TYPE_CHECKING:
 
 
 def chunk(state: State, tenant: Tenant, chunk_id: str, where: str) -> Passage:
-    """A registered chunk. ApiError 404 that names it, and `where` it was asked for."""
+    """A chunk of the tenant's, or a passage of the index. ApiError 404 that names it and the field it stood in."""
     from epicrag.chunkbook import UnknownChunkError
+    from epicrag.server.chunks import referenced
 
     try:
-        found = state.chunks.use(tenant.namespace, chunk_id)
+        piece, _ = referenced(state, tenant, chunk_id)
     except UnknownChunkError as error:
         raise not_found("chunk", chunk_id, error.hint, param=where) from error
-    return Passage(found.piece(), found.id, found.title)
+    return Passage(piece, chunk_id)
 
 
 def documents(state: State, tenant: Tenant, given: Sequence[str | GivenDocument]) -> list[Passage]:
     """The documents of a request, cut into chunks that are cached for its tenant."""
     if not given:
         return []
-    from epicrag.brought import BroughtDocument
+    from epicrag.brought import Bringer, BroughtDocument
+    from epicrag.server.chunks import book_of
 
+    bringer = state.bringer or Bringer(
+        book_of(state), state.pipeline.counter, state.settings.chunk_tokens
+    )
     brought = [
         BroughtDocument(one)
         if isinstance(one, str)
@@ -40,7 +45,7 @@ def documents(state: State, tenant: Tenant, given: Sequence[str | GivenDocument]
     ]
     return [
         Passage(passage.chunk.piece(), passage.chunk.id, passage.name)
-        for passage in state.bringer.bring(tenant.namespace, brought)
+        for passage in bringer.bring(tenant.namespace, brought)
     ]
 
 

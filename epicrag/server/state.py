@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import Request
@@ -25,7 +27,7 @@ Phase = Literal["loading", "ready", "stopping", "failed"]
 class State:
     """One server's. It is made before the model is loaded: asked for the pipeline too early, it says so.
 
-    `chunks` and `recogniser` are there once the pipeline is, where their rooms are.
+    `chunks`, `bringer` and `recogniser` are there once `rooms.py` has opened them.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class State:
         self.settings = settings or ServerSettings()
         self.metrics = metrics or Metrics()
         self.jobs = Jobs(self.settings.max_running + self.settings.max_waiting)
+        self.started = int(time.time())
         self.phase: Phase = "loading"
         self.has_index = has_index
         self.secret: str | None = None
         """The token of the programs of the person who runs the server; None where there is none."""
         self.chunks: Any = None
         self.recogniser: Any = None
+        self.bringer: Any = None
         self._pipeline: Pipeline | None = None
         if pipeline is not None:
             self.ready(pipeline)
@@ -55,6 +59,12 @@ class State:
         self.metrics.watch(pipeline.engine)
         if self.phase == "loading":
             self.phase = "ready"
+
+    def close(self) -> None:
+        """Close what is kept beside the pipeline."""
+        for room in (self.recogniser, self.chunks):
+            if room is not None:
+                room.close()
 
     def refuse_unready(self) -> None:
         """ApiError 503 while the model is being loaded, and once the server was told to stop."""
@@ -74,6 +84,14 @@ class State:
     def model_name(self) -> str:
         """What clients call the model, which does not retrieve."""
         return self.settings.served_model_name or self.pipeline.engine.name
+
+    @property
+    def embedder_name(self) -> str:
+        return self.pipeline.config.embed_model
+
+    def turn(self) -> AbstractContextManager[object]:
+        """Have the catalog and the embedder alone, for what is not a question."""
+        return self.pipeline.turn
 
     def models_for(self, tenant: Tenant) -> tuple[str, ...]:
         """The names of models that a tenant may ask."""

@@ -121,6 +121,17 @@ def test_delete_of_several_needs_a_yes_or_a_person(cli, museum, monkeypatch):
     assert len(cli("list").out.splitlines()) == 1
 
 
+def test_a_filter_that_fits_nothing_is_said(cli, museum):
+    run = cli("search", "door code", "--filter", "ext=pdf")
+    assert (run.code, run.out) == (0, "")
+    assert run.err == "nothing was found: the filter fits no passage of the index\n"
+    run = cli("ask", "What is the door code?", "--filter", "ext=pdf")
+    assert run.out.endswith("documents: the filter fits no passage of the index.\n")
+    run = cli("ask", "What is the door code?", "--filter", "ext=pdf", "--strict")
+    assert run.code == 4 and "the filter fits no passage" in run.err
+    assert "filter" not in cli("search", "door code", "--filter", "ext=txt").err
+
+
 def test_gc_says_what_it_freed(cli, museum):
     assert cli("gc").err == "nothing to free\n"
     with museum.open():
@@ -186,6 +197,17 @@ def test_doctor_tells_and_exits_with_what_is_gravest(cli, museum):
     found = cli("doctor", "--fix", "--json").json
     assert (found["exit_code"], len(found["fixed"])) == (0, 1)
     assert set(found["checks"][0]) == {"name", "state", "what", "fix"}
+
+
+def test_what_is_advised_can_be_copied_for_the_index_in_use(cli, museum):
+    for file in (museum.config.index / "vectors").glob("*"):
+        file.write_bytes(b"nonsense")
+    where = ("--index", str(museum.config.index))
+    assert f"→ epicrag rebuild {' '.join(where)}\n" in cli("doctor", "-q", *where).out
+    checks = cli("doctor", "--json", *where).json["checks"]
+    assert f"epicrag rebuild {' '.join(where)}" in [check["fix"] for check in checks]
+    run = cli("list", "nothing", "--index", "any where")
+    assert run.err.endswith("see them with: epicrag list --index 'any where'\n")
 
 
 def test_doctor_survives_settings_that_cannot_be_used(cli):

@@ -35,6 +35,9 @@ def test_the_shape_of_search_json(cli, pipeline, tmp_path):
         "part": None,
         "cells": None,
         "chunk": pipeline.hits[0].chunk.id,
+        "title": None,
+        "table": None,
+        "tokens": 6,
         "text": "The fee is 5 euros.\nPay at the door.",
         "stages": {},
         "also": [],
@@ -78,7 +81,7 @@ def test_a_snippet_is_one_short_line():
 def test_status_tells_what_is_in_the_index(cli, pipeline):
     lines = dict(line.split(maxsplit=1) for line in cli("status").out.splitlines())
     assert lines["documents"] == "3"
-    assert lines["KV"] == "13 entries, 2.0 MiB, 2.0 KiB a token in float16"
+    assert lines["KV"] == "13 entries, 2.0 MiB, 2.0 KiB a token of text in float16"
     assert lines["covered"] == "12 of 12 chunks have KV"
     assert "budget" not in lines and "retrieved" not in lines
     assert "3 of them, 4.0 KiB: of other models" in lines["other"]
@@ -91,13 +94,14 @@ def test_status_tells_of_the_budget_and_of_how_often_kv_was_there(cli, pipeline,
         full,
         chunks_with_kv=5,
         kv_dtype="int8",
+        kv_bytes_per_text_token=2150.4,
         kv_budget=4 << 20,
         retrievals=200,
         retrievals_with_kv=150,
     )
     monkeypatch.setattr(type(pipeline), "status", lambda self: told)
     lines = dict(line.split(maxsplit=1) for line in cli("status").out.splitlines())
-    assert lines["KV"].endswith("2.0 KiB a token in int8")
+    assert lines["KV"].endswith("2.1 KiB a token of text in int8")
     assert lines["covered"] == "5 of 12 chunks have KV"
     assert lines["budget"] == "4.0 MiB for KV, 50% used"
     assert lines["retrieved"] == "200 passages, 75% with KV"
@@ -115,7 +119,7 @@ def test_the_shape_of_status_json(cli, pipeline):
         "vectors": 13,
         "kv": {"entries": 13, "bytes": 2097152, "bytes_per_token": 2048, "chunks": 12}
         | {"other_entries": 3, "other_bytes": 4096, "dtype": "float16", "budget": None}
-        | {"retrievals": 0, "retrievals_with_kv": 0},
+        | {"retrievals": 0, "retrievals_with_kv": 0, "bytes_per_text_token": None},
         "model": {
             "name": "stub-lm",
             "fingerprint": "0123456789abcdef",

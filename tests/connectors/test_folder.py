@@ -255,3 +255,11 @@ def test_a_rule_made_to_take_for_ever_holds_nothing_up(tmp_path: Path):
     found = walk([tmp_path])
     assert names(found, tmp_path) == ["a" * 200]
     assert "too many wildcards" in (reasons(found, tmp_path)[".gitignore"] or "")
+
+
+def test_what_init_writes_is_no_document(tmp_path):
+    for name in ("epicrag.toml", "other.toml", ".epicragignore"):
+        (tmp_path / name).write_text("top_k = 3\n")
+    found = walk([tmp_path], rules=Rules(hidden=True))
+    assert [Path(entry.path).name for entry in found.entries] == ["other.toml"]
+    assert len(walk([tmp_path / "epicrag.toml"]).entries) == 1  # asked for by name

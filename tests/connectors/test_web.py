@@ -9,6 +9,7 @@ import time
 import tracemalloc
 import zlib
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -20,6 +21,7 @@ from epicrag.connectors.fetch import Fetcher, Manners, NoPage, Page, Same, norma
 from epicrag.connectors.inflate import unpack
 from epicrag.connectors.sitemap import parse_sitemap
 from epicrag.connectors.web import Web, as_root
+from epicrag.errors import OfflineError
 from epicrag.types import Document, Origin, Unread
 
 QUICK = Manners(delay=0, timeout=5)
@@ -580,6 +582,40 @@ def test_a_server_that_is_not_there_is_said():
     found = fetcher.get("http://127.0.0.1:9/x")
     fetcher.close()
     assert isinstance(found, NoPage) and found.kind == "failed"
+
+
+def test_a_host_that_cannot_be_reached_is_not_said_to_forbid_it():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        root = f"http://127.0.0.1:{taken.getsockname()[1]}/a"
+        with closing(Web([root], (), Limits(), QUICK)) as web:
+            (report,) = web.find().reports
+    assert report.status == "failed"
+    assert (
+        report.reason.startswith("its host cannot be reached: ") and "robots" not in report.reason
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "is_offline"),
+    [
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), True),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), False),
+    ],
+)
+def test_without_a_network_it_is_the_network_that_is_missing(monkeypatch, error, is_offline):
+    def look_up(*_, **__):
+        raise error
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with closing(Web(["https://example.test/a"], (), Limits(), QUICK)) as web:
+        if is_offline:
+            with pytest.raises(OfflineError, match="there is no network") as offline:
+                web.find()
+            assert offline.value.exit_code == 10
+        else:
+            (report,) = web.find().reports
+            assert "cannot be reached" in report.reason and "not known" in report.reason
 
 
 def test_cookies_are_neither_kept_nor_sent(site):

@@ -168,3 +168,17 @@ def test_members_of_a_wide_directory_are_counted(monkeypatch):
     assert len(opened(data).infolist()) == 50
     monkeypatch.setattr(zipfile.ZipFile, "__init__", None)
     assert "50 members" in refused(data, Limits(max_archive_members=10))
+
+
+def test_a_list_of_an_archive_within_is_not_the_list_of_the_archive():
+    """Cut off behind an inner archive: its list would be taken for the whole, and the first member be lost."""
+    inner = zipped({"inner.md": b"inner words"})
+    whole = zipped(
+        {"first.md": b"first words", "inner.zip": inner, "last.md": b"last"}, zipfile.ZIP_STORED
+    )
+    cut = whole[: whole.index(inner) + len(inner)]
+    assert zipfile.ZipFile(io.BytesIO(cut)).namelist() == ["inner.md"]  # as zipfile has it
+    assert refused(cut).startswith("failed: cut off: its own member list is missing")
+    assert refused(whole[: whole.index(inner) + len(inner) + 10]).startswith("failed: cut off")
+    assert opened(whole).namelist() == ["first.md", "inner.zip", "last.md"]
+    assert opened(b"MZ a program" + whole).read("first.md") == b"first words"

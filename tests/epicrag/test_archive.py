@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
@@ -206,3 +207,24 @@ def test_damaged_kv_is_left_out_and_said(museum, archive, tmp_path):
         assert done.kv == 3
         assert "not whole" in done.notes[0]
         assert len(pipeline.kv_store.keys()) == 3
+
+
+def test_what_a_killed_export_left_is_replaced_and_two_do_not_write_at_once(museum, tmp_path):
+    left = tmp_path / ".a.zip.tmp"
+    left.write_bytes(b"half an archive" * 10_000)
+    with museum.open() as pipeline:
+        export(pipeline, tmp_path / "a.zip")
+        assert not left.exists()
+        with (
+            left.open("wb") as other,
+            pytest.raises(UsageError, match=r"another .* writing a\.zip"),
+        ):
+            fcntl.flock(other, fcntl.LOCK_EX)
+            export(pipeline, tmp_path / "a.zip", force=True)
+        left.unlink()
+        with pytest.raises(ZeroDivisionError):
+            export(pipeline, tmp_path / "b.zip", progress=lambda event: 1 / 0, kv=True)
+    assert [path.name for path in tmp_path.glob("*.zip")] == ["a.zip"]
+    assert not list(tmp_path.glob(".*.tmp"))
+    with zipfile.ZipFile(tmp_path / "a.zip") as file:
+        assert file.testzip() is None

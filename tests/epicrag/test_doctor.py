@@ -11,7 +11,7 @@ import pytest
 
 from epicrag import checkup
 from epicrag.doctor import examine
-from epicrag.errors import UsageError
+from epicrag.errors import DamagedError, UsageError
 from epicrag.index.lock import WriterLock
 from epicrag.index.staging import Staging
 from epicrag.pipeline import Pipeline
@@ -149,6 +149,35 @@ def test_kv_of_another_model_is_reported_as_foreign(museum):
     assert states(examined(museum, fix=True)) == {"model of the KV": "warn"}
 
 
+def test_notes_of_kv_that_were_lost_are_made_again_and_no_kv_goes(museum):
+    before = museum.kv_keys()
+    with museum.open() as pipeline:
+        pipeline.catalog.clear_kv()
+        museum.engine.put("0" * 64)
+    assert states(examined(museum)) == {"KV": "warn", "foreign KV": "warn"}
+    assert states(examined(museum, fix=True)) == {}
+    assert museum.kv_keys() == before
+
+
+def test_after_an_answer_over_an_index_without_kv_all_agree(bench):
+    """`ingest --no-kv`, then `ask`: what was computed has a model, and nothing says that there is none."""
+    bench.write("museum.txt", "The harbour museum opens at ten. Its door code is 4471.\n")
+    bench.ingest(kv=False)
+    with bench.open() as pipeline:
+        piece = pipeline.prompt("?", pipeline.search("museum")).pieces[0]
+        lacking = {0: 7}
+        bench.engine.lacking = lambda *_, **__: lacking
+        stream = pipeline.stream("What is the museum's door code?", policy="none")
+        bench.engine.put(bench.engine.key_of(piece))
+        stream.finish()
+        status = pipeline.status()
+    assert (status.model, status.compile, status.kv_dtype) == ("stub-lm", "isolated", "float32")
+    assert (status.chunks_with_kv, status.kv_bytes_per_token) == (1, 8)
+    found = examined(bench)
+    assert states(found) == {}
+    assert next(c.what for c in found.checks if c.name == "model of the KV").startswith("stub-lm")
+
+
 def test_another_embedder_is_a_mismatch_with_the_way_out(museum):
     museum.embedder = replace(museum.embedder, name="other", fingerprint="o", dim=16)
     found = examined(museum)
@@ -174,13 +203,25 @@ def test_vectors_that_no_longer_fit_their_texts_are_found(museum):
     assert states(examined(museum)) == {"round trip": "fail"}
 
 
-def test_text_that_changed_on_disk_is_damage(museum):
+def test_text_that_changed_on_disk_is_damage_and_reading_its_file_again_mends_it(museum):
     with sqlite3.connect(museum.config.index / "catalog.sqlite") as connection:
         connection.execute("UPDATE chunks SET text = replace(text, '4471', '1234')")
     connection.close()
     found = examined(museum)
-    assert found.exit_code == 8
-    assert any("has changed" in check.what for check in found.checks)
+    assert (found.exit_code, states(found)) == (8, {"texts": "fail"})
+    file = museum.docs / "museum.txt"
+    (told,) = [check for check in found.checks if check.state == "fail"]
+    assert "has changed" in told.what and told.fix.endswith(f"epicrag ingest {file}")
+    with pytest.raises(DamagedError) as damage:
+        museum.found("museum door code")
+    assert damage.value.hint.endswith(f"epicrag ingest {file}")
+    before = museum.kv_keys()
+    museum.engine.compiled.clear(), museum.embedder.embedded.clear()
+    (report,) = museum.ingest(file).files
+    assert report.status == "changed" and "damaged" in report.reason
+    assert states(examined(museum)) == {}
+    assert (museum.kv_keys(), museum.engine.compiled) == (before, [])
+    assert "4471" in museum.found("museum door code")
 
 
 def test_a_catalog_that_is_none_is_damage(museum):
@@ -238,7 +279,7 @@ def test_what_stands_in_an_archive_or_on_the_web_is_not_missed(museum):
     assert museum.ingest().counts["added"] == 1
     with museum.open() as pipeline:
         museum_path = str(museum.docs / "museum.txt")
-        pipeline.catalog.rename_document(museum_path, "https://museum.example/hours")
+        pipeline.catalog.rename_documents([(museum_path, "https://museum.example/hours")])
     assert states(examined(museum)) == {}
 
 

@@ -50,7 +50,7 @@ def test_odd_names_are_found_and_deleted_by_path_and_id(bench, name):
     bench.ingest()
     with bench.open() as pipeline:
         assert listing(pipeline, [document_id(path)])[0].path == path
-        assert delete(pipeline, [path]).paths == (path,)
+        assert delete(pipeline, [path], yes=True).paths == (path,)
 
 
 def test_a_deleted_document_is_nowhere_and_its_file_stays(museum):
@@ -89,6 +89,15 @@ def test_several_or_most_documents_need_a_yes(museum):
         assert pipeline.catalog.counts().documents == 3
         assert len(delete(pipeline, ["*.txt"], yes=True).paths) == 2
         assert pipeline.catalog.counts().documents == 1
+
+
+def test_the_only_document_needs_a_yes(bench):
+    bench.write("only.md", "The only document.\n")
+    bench.ingest()
+    with bench.open() as pipeline:
+        with pytest.raises(UnconfirmedError, match="1 of the 1 documents"):
+            delete(pipeline, ["only.md"])
+        assert delete(pipeline, ["only.md"], yes=True).chunks == 1
 
 
 def test_a_delete_that_fails_midway_deletes_nothing(museum, monkeypatch):

@@ -314,7 +314,7 @@ def test_a_known_path_that_is_gone_means_deleted_once_somebody_says_yes(museum):
     """One document of three is not most of the index: but it was named, and is not there."""
     path = museum.docs / "museum.txt"
     path.unlink()
-    with pytest.raises(MassDeleteError, match="museum.txt is not there") as refusal:
+    with pytest.raises(MassDeleteError, match=r"museum\.txt is not there") as refusal:
         museum.ingest(path)
     assert f"epicrag ingest {path} --yes" in refusal.value.hint
     assert "4471" in museum.found("door code")
@@ -334,7 +334,9 @@ def test_a_share_that_is_not_mounted_is_never_deleted_unasked(museum, is_mount_p
         museum.ingest(museum.docs / "sub")
     with pytest.raises(MassDeleteError):
         museum.ingest(museum.docs, museum.docs / "sub")
-    assert museum.ingest(museum.docs).counts["deleted"] == 1  # the folder named is there: it is told
+    assert (
+        museum.ingest(museum.docs).counts["deleted"] == 1
+    )  # the folder named is there: it is told
 
 
 def test_a_named_path_that_moved_below_another_is_no_loss(museum):

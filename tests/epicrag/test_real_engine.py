@@ -125,3 +125,35 @@ def test_answers_are_scored_with_reuse_and_without(opened, bench):
     assert pair.reuse.first_token_ms and pair.full.first_token_ms
     assert (result.policy, result.compile) == (bench.config.link_policy, "neighbour")
     assert result.setup["device"] == "cpu"
+
+
+@pytest.mark.parametrize("mode", ["isolated", "neighbour"])
+def test_whose_kv_is_on_disk_is_derived_without_the_weights(opened, monkeypatch, mode):
+    """Where the catalog has lost its notes, gc keeps what belongs to passages, and drops the rest."""
+    from epicrag.gc import collect, orphans
+    from epicrag.serving.model import ServedModel
+
+    with opened(compile=mode) as pipeline:
+        pipeline.ingest([pipeline.config.index.parent / "docs"])
+        noted, there = pipeline.catalog.kv_rows(), pipeline.kv_store.keys()
+        assert len(noted) == 3  # one document has two chunks
+    monkeypatch.setattr(ServedModel, "load", None)
+    with opened(compile=mode) as pipeline:
+        pipeline.catalog.clear_kv()
+        assert orphans(pipeline) == {}
+        assert collect(pipeline) == []
+        assert (pipeline.catalog.kv_rows(), pipeline.kv_store.keys()) == (noted, there)
+        pipeline.catalog.delete_document(noted[0][0])
+        (freed,) = (one for one in collect(pipeline) if one.files)
+        assert freed.files == sum(path == noted[0][0] for path, _, _ in noted)
+
+
+def test_tokens_of_kv_are_those_of_the_text_and_bytes_are_told_for_them(opened, bench):
+    with opened() as pipeline:
+        result = pipeline.ingest([bench.docs])
+        status = pipeline.status()
+        assert result.kv_tokens == result.tokens == status.tokens
+        sizes, own = pipeline.kv_store.sizes(), pipeline.engine.own_keys()
+    of_text = sum(size for key, size in sizes.items() if key not in own)
+    assert status.kv_bytes_per_text_token == pytest.approx(of_text / status.tokens)
+    assert status.kv_bytes_per_text_token > status.kv_bytes_per_token

@@ -17,7 +17,7 @@ from epicrag.errors import DeviceError, IndexEmptyError, MismatchError
 from epicrag.index.catalog import Catalog
 from epicrag.index.staging import Staging
 from epicrag.index.vectors import VectorIndex
-from epicrag.rebuild import rebuild, reembed
+from epicrag.rebuild import misfits, rebuild, reembed
 
 
 @pytest.fixture
@@ -102,6 +102,29 @@ def test_the_embedder_in_use_has_nothing_to_do_and_drops_what_was_begun(museum):
         done = reembed(pipeline)
         assert (done.new, done.vectors) == (None, 3)
         assert staging.embedder is None
+
+
+def test_passages_that_lost_their_vectors_get_them_again(museum):
+    museum.embedder.embedded.clear()
+    with museum.open() as pipeline:
+        before = pipeline.catalog.windows(2)
+        pipeline.catalog.database.rows("DELETE FROM vectors WHERE chunk_row = 2")
+        done = reembed(pipeline)
+        assert (done.new, done.embedded, done.vectors) == (None, 1, 3)
+        assert (pipeline.catalog.windows(2) == before).all()
+        assert reembed(pipeline).embedded == 0
+    assert museum.found("ferry island")
+
+
+def test_vectors_of_other_passages_are_made_again_by_the_same_embedder(museum):
+    with museum.open() as pipeline, pipeline.catalog.database.writing() as connection:
+        connection.execute(
+            "UPDATE vectors SET data = (SELECT data FROM vectors WHERE chunk_row = 1)"
+        )
+    with museum.open() as pipeline:
+        assert misfits(pipeline)[0] == 3 and len(misfits(pipeline)[1]) == 2
+        assert reembed(pipeline).embedded == 3
+        assert misfits(pipeline)[1] == []
 
 
 def test_a_disk_without_room_is_said_before_anything_is_written(museum, other, monkeypatch):

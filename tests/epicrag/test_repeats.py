@@ -40,3 +40,18 @@ def test_code_may_repeat_itself():
 
 def test_cjk_text_without_spaces_is_left_alone():
     assert noticed_after("今天天气很好。今天天气很好。") is None
+
+
+def test_short_loops_are_noticed_soon():
+    for loop in ("1", "0 ", "Yes.\n", "- No\n", "今天天气很好。", "| a | b |\n"):
+        noticed = noticed_after("The fee is " + loop * 400)
+        assert noticed is not None and len(noticed) < 150, loop
+    assert noticed_after("\n" * 1000) is not None
+
+
+def test_rules_tables_and_long_numbers_are_no_loops():
+    rule = "| " + "-" * 120 + " |\n" + "." * 100 + "\n"
+    zeros = "| June | " + "0 | " * 20 + "\n| July | " + "0 | " * 20 + "\n"
+    assert (
+        noticed_after(f"{rule}{zeros}It is 10{'0' * 80} grains.\n```\n{'0, ' * 200}\n```\n") is None
+    )

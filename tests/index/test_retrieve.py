@@ -53,7 +53,7 @@ def test_edited_document_is_found_by_its_new_text_only(ask, catalog, put):
 
 def test_renamed_document_is_found_under_its_new_name(ask, catalog, put):
     put(catalog, "/d/a.md", "code is 4471")
-    catalog.rename_document("/d/a.md", "/d/b.md")
+    catalog.rename_documents([("/d/a.md", "/d/b.md")])
     assert ask("code")[0].chunk.document == "/d/b.md"
 
 

@@ -436,7 +436,7 @@ def test_save_writes_what_is_new_and_leaves_the_rest(catalog, add, tmp_path):
     index.refresh()
     before = files(tmp_path)
     add("/b", *np.split(random_units(2, seed=1), 2))
-    catalog.rename_document("/a", "/c")
+    catalog.rename_documents([("/a", "/c")])
     index.refresh()
     after = files(tmp_path)
     (new,) = after.keys() - before.keys()

@@ -48,6 +48,10 @@ def is_found(query: str, text: str) -> bool:
         ("eau", "l'eau"),
         ("covid 19", "COVID-19"),
         ("ﬁne", "fine"),
+        ("👍", "All tests pass👍🏽 today"),
+        ("☀ 🇫🇷", "Paris 🇫🇷: ☀️ all day"),
+        ("IT department", "Ask the IT department."),
+        ("What does the WHO say?", "The WHO says so."),
     ],
 )
 def test_a_query_finds_the_text(query: str, text: str):
@@ -56,14 +60,23 @@ def test_a_query_finds_the_text(query: str, text: str):
 
 @pytest.mark.parametrize(
     ("query", "text"),
-    [("12", "version 1.2"), ("明后", "明天下雨。后天"), ("か", "がぎぐ"), ("car", "carpet")],
+    [
+        ("12", "version 1.2"),
+        ("明后", "明天下雨。后天"),
+        ("か", "がぎぐ"),
+        ("car", "carpet"),
+        ("👍", "👎"),
+        ("🇫🇷", "🇩🇪"),
+        ("IT department", "It is a department."),
+    ],
 )
 def test_a_query_does_not_find_another_text(query: str, text: str):
     assert not is_found(query, text)
 
 
 @pytest.mark.parametrize(
-    "query", ["", "?", "…", "what is the", "The AND of it", "\x00", "\u200b", "*"]
+    "query",
+    ["", "?", "…", "what is the", "The AND of it", "WHO IS IT", "© ®", "\x00", "\u200b", "*"],
 )
 def test_stop_words_and_signs_are_no_words(query: str):
     assert query_words(query) == []

@@ -35,7 +35,7 @@ def test_words_follow_documents_through_put_change_rename_and_delete(catalog, pu
     put(catalog, "/d/a.md", "the code is 8820")
     check(catalog)
     assert (found(catalog, "4471"), found(catalog, "code")) == ([], ["the code is 8820"])
-    catalog.rename_document("/d/a.md", "/d/c.md")
+    catalog.rename_documents([("/d/a.md", "/d/c.md")])
     check(catalog)
     assert found(catalog, "8820") == ["the code is 8820"]
     catalog.delete_document("/d/c.md")
@@ -90,6 +90,13 @@ def test_two_character_words_of_a_text_without_spaces_are_found(catalog, put):
     assert found(catalog, "雨") == ["明天下雨。"]
 
 
+def test_emoji_and_names_that_read_as_stop_words_are_found(catalog, put):
+    put(catalog, "/d/a.md", "All went well 👍", "Ask the IT department", "It is a department")
+    assert found(catalog, "👍") == ["All went well 👍"]
+    assert found(catalog, "IT") == ["Ask the IT department"]
+    assert found(catalog, "it") == []
+
+
 @pytest.mark.parametrize("query", ["?", "", "the of and", '"', "''", "*", "\x00", "-", "()"])
 def test_a_question_without_words_finds_nothing(catalog, put, query):
     put(catalog, "/d/a.md", "the and of")
@@ -133,6 +140,17 @@ def test_only_allowed_rows_are_found(catalog, put):
     rows = put(catalog, "/d/a.md", *(f"code {n} " for n in range(30)))
     assert found(catalog, "code", allowed=rows[20:22]) == ["code 20 ", "code 21 "]
     assert found(catalog, "code", allowed=[]) == []
+
+
+def test_under_a_filter_rare_is_what_is_rare_among_the_allowed(catalog, put, monkeypatch):
+    """A word that stands in no allowed passage takes no other's place."""
+    put(catalog, "/d/a.md", *(f"rare{n} state " for n in range(9)))
+    (row,) = put(catalog, "/d/b.md", "the state of the code")
+    monkeypatch.setattr(wordsearch, "MOST_TERMS", 4)
+    query = " ".join(f"rare{n}" for n in range(9)) + " state"
+    assert found(catalog, query, allowed=[row]) == ["the state of the code"]
+    monkeypatch.setattr(wordsearch, "_MOST_ROWS", 5)  # `state` is common in all, and rare here
+    assert found(catalog, "rare1 state", allowed=[row]) == ["the state of the code"]
 
 
 def test_few_rows_are_scored_however_common_the_words(catalog, put, monkeypatch):

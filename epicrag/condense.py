@@ -1,0 +1,165 @@
+"""A follow-up question made to stand alone, for retrieval: "and at the fast interval?" finds nothing by itself.
+
+What the model reads stays the question as it was asked, with the conversation before it; only what is searched for
+changes. A question that stands alone is left as it is: words of an old topic would spoil the search for a new one.
+
+Two ways: `words` puts the words of the question before in front of a question that leans on them, `model` lets the
+served model rewrite it, and takes `words` where the rewriting lost something or made something up. `words` is the
+default, for it found more (docs/log/chat.md). What a question leans by is English; of other languages only very short
+questions are known to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from epicrag.index.words import words_of
+
+if TYPE_CHECKING:
+    from epicrag.serving.engine import Engine
+    from epicrag.sessions import Exchange
+
+Rewriter = Callable[[str, Sequence["Exchange"]], str]
+"""A question and the turns before it to a question that is meant to stand alone."""
+
+_STANDING_IN = """
+    it its itself they them their theirs themselves he him his she her hers
+    these those former latter ones another others both neither either same such
+"""
+_PRONOUNS = frozenset(_STANDING_IN.split())
+"""Words that stand for something said before, wherever they stand."""
+_THAT = re.compile(
+    r"""
+    \b(?:do|does|did|is|are|was|were|has|have|had|can|could|will|would|should|may|might|must)\s+(?:that|this)\b
+    | \b(?:that|this|there|then|one|so|else|too|instead|otherwise)\W*$
+    | \b(?:for|of|to|with|from|in|on|about|by|at|after|before|without|like|than|changes?|mean)\s+(?:that|this|there)\b(?!\s+\w+\s+\w+)
+    | \b(?:that|this)\s+(?:one|case|way|time|page|file|thing|setting|value|year|place|number|part|question|answer)\b
+    """,
+    re.VERBOSE,
+)
+_IS_THERE = re.compile(
+    r"\b(?:is|are|was|were|if|whether|how|when)\s+(?:it|there)\b.*\b(?:to|that)\b"
+)
+_OPENINGS = re.compile(
+    r"""
+    (?:ok|okay|yes|no|hm+|well|thanks|thank\ you|i\ see|sure|right)?[\s,.!]*
+    (?:and|but|or|also|so|then|what\ about|how\ about|what\ if|why\ not|how\ come|how\ so|i\ meant?|you\ mean
+       |what\ else|who\ else|where\ else|which\ one|for\ example|such\ as|more\ on|tell\ me\ more)\b
+    """,
+    re.VERBOSE,
+)
+_FEW = 1
+"""A question of no more words than this, stop words aside, is taken for the rest of one."""
+_MOST_WORDS = 24
+"""Words that are taken over from before: of a long chain of questions the latest."""
+_REWRITTEN_TOKENS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Condensed:
+    """What to search for, and why it is not the question itself ("" where it is)."""
+
+    query: str
+    reason: str = ""
+
+    @property
+    def is_changed(self) -> bool:
+        return bool(self.reason)
+
+
+def leans_on(question: str) -> str:
+    """Say by what a question can be told to lean on what was said before; "" where it stands alone."""
+    text = " ".join(question.lower().replace("’", "'").split())
+    if opening := _OPENINGS.match(text):
+        return f"it begins with “{opening.group().strip()}”"
+    words = re.findall(r"[^\W\d_]+(?:'[a-z]+)?", text)
+    for word in words:
+        if word.split("'")[0] in _PRONOUNS and not (
+            word.startswith("it") and _IS_THERE.search(text)
+        ):
+            return f"“{word}” stands for something said before"
+    if found := _THAT.search(text):
+        return f"“{found.group().strip()}” points at something said before"
+    content = set(words_of(question))
+    if len(content) <= _FEW:
+        return "it has hardly a word of its own"
+    return ""
+
+
+def condense(
+    question: str,
+    turns: Sequence[Exchange],
+    way: str = "auto",
+    rewriter: Rewriter | None = None,
+) -> Condensed:
+    """Return what to search for when a question comes after some turns.
+
+    `way`: "auto", "words", "model" (needs a `rewriter`) or "off".
+    """
+    reason = leans_on(question) if turns and way != "off" else ""
+    if not reason:
+        return Condensed(question)
+    if way == "model" and rewriter is not None:
+        written = rewriter(question, turns)
+        if is_faithful(written, question, turns):
+            return Condensed(written, reason)
+    before = [
+        word
+        for word in re.findall(r"\S+", turns[-1].query or turns[-1].question)
+        if words_of(word) and word not in question
+    ]
+    return Condensed(" ".join([*before[-_MOST_WORDS:], question]), reason)
+
+
+def is_faithful(written: str, question: str, turns: Sequence[Exchange]) -> bool:
+    """Whether a rewritten question kept the words of the question, and added none but the conversation's."""
+    kept, said = set(words_of(question)), set(words_of(written))
+    known = kept.union(*(words_of(f"{turn.question} {turn.answer}") for turn in turns))
+    return bool(said - kept) and kept <= said <= known
+
+
+def model_rewriter(engine: Engine) -> Rewriter:
+    """Let the served model rewrite questions: greedily, one line, no longer than a question is."""
+    from epicrag.serving.policies import parse_policy
+    from epicrag.serving.prompt import Prompt, Turn
+    from epicrag.serving.sample import Sampling
+
+    policy = parse_policy("prefix")  # the examples before it are found again by every question
+    sampling = Sampling(max_tokens=_REWRITTEN_TOKENS, stop=("\n",))
+    examples = tuple(
+        turn
+        for talk, written in _EXAMPLES
+        for turn in (Turn("user", talk), Turn("assistant", written))
+    )
+
+    def rewrite(question: str, turns: Sequence[Exchange]) -> str:
+        last = turns[-1]
+        talk = _talk(last.query or last.question, last.answer, question)
+        prompt = Prompt(system=_REWRITE, history=examples, question=talk)
+        with engine.generate(prompt, policy=policy, sampling=sampling) as generation:
+            return "".join(generation).strip().strip('"')
+
+    return rewrite
+
+
+def _talk(question: str, answer: str, follow_up: str) -> str:
+    return f"First: {question} ({answer})\nThen: {follow_up}"
+
+
+_REWRITE = (
+    "Two questions are asked one after the other. Write the second so that it can be understood "
+    "without the first. Write only the question."
+)
+_EXAMPLES = (
+    (
+        _talk("How high is the tower in Ulm?", "It is 161 metres high.", "And who built it?"),
+        "Who built the tower in Ulm?",
+    ),
+    (
+        _talk("Do ferries run on Sundays?", "Yes, every two hours.", "What about holidays?"),
+        "Do ferries run on holidays?",
+    ),
+)
