@@ -20,7 +20,8 @@ from typing import Any
 
 from benchmarks.load import Plan, Server, client_of, home_in, ready, serving
 
-QUESTION = "How long is the warranty?"
+QUESTION = "What is the radio range?"
+PASSAGES = "3"
 SIZE = {"width": 1280, "height": 800}
 FILES = {"light": "page.png", "dark": "page-dark.png"}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -72,6 +73,7 @@ def _shot(browser: Any, url: str, scheme: str, question: str) -> bytes:
     page = context.new_page()
     page.set_default_timeout(180_000)
     page.goto(url)
+    page.get_by_label("Passages").select_option(PASSAGES)
     page.get_by_label("Question", exact=True).fill(question)
     page.keyboard.press("Enter")
     page.locator(".receipt").wait_for()
