@@ -25,7 +25,6 @@ PASSAGES = "3"
 SIZE = {"width": 1280, "height": 800}
 FILES = {"light": "page.png", "dark": "page-dark.png"}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-COLORS = 200
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -54,7 +53,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="epicrag-page-") as name:
         home = home_in(Path(name) / "home", config.home)
         with serving(config.link_policy, config.index, home, Path(name) / "log") as server:
-            asyncio.run(_ready(server))
+            asyncio.run(_warm(server, args.question))
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
                 for scheme, file in FILES.items():
@@ -62,14 +61,17 @@ def main() -> None:
                 browser.close()
 
 
-async def _ready(server: Server) -> None:
-    plan = Plan("ask", 1, 0.0, 0, 0, 0, 60.0)
+async def _warm(server: Server, question: str) -> None:
+    """Wait until the model is loaded, and ask once: what is shown is not what a first answer has to load."""
+    plan = Plan("ask", 1, 0.0, 0, 0, 0, 300.0)
     async with client_of(server, plan) as client:
         await ready(client, server)
+        asked = {"question": question, "k": int(PASSAGES), "stream": False}
+        (await client.post("v1/ask", json=asked)).raise_for_status()
 
 
 def _shot(browser: Any, url: str, scheme: str, question: str) -> bytes:
-    context = browser.new_context(viewport=SIZE, color_scheme=scheme, device_scale_factor=1.5)
+    context = browser.new_context(viewport=SIZE, color_scheme=scheme, device_scale_factor=1.25)
     page = context.new_page()
     page.set_default_timeout(180_000)
     page.goto(url)
@@ -87,16 +89,12 @@ def _shot(browser: Any, url: str, scheme: str, question: str) -> bytes:
 
 
 def _save(picture: bytes, file: Path) -> None:
-    """As a PNG of few colours: the page has no photographs."""
+    """Packed better than a browser does."""
     from PIL import Image
 
+    file.parent.mkdir(parents=True, exist_ok=True)
     with Image.open(io.BytesIO(picture)) as image:
-        # Coverage, and not how often a color occurs: the thin parts of the bars keep theirs.
-        few = image.convert("RGB").quantize(
-            COLORS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
-        )
-        file.parent.mkdir(parents=True, exist_ok=True)
-        few.save(file, optimize=True)
+        image.convert("RGB").save(file, optimize=True)
     print(f"{file}: {file.stat().st_size / 1024:.0f} KB")
 
 
