@@ -55,7 +55,7 @@ class Common:
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", help="Read this instead of ./epicrag.toml.", metavar="FILE", parser=path
+            "--config", help="Read this instead of epicrag.toml.", metavar="FILE", parser=path
         ),
     ] = None
     model: Annotated[
@@ -88,7 +88,9 @@ class Common:
         """Those of the flags given that say which index is meant."""
         names = ("index", "home", "config")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return shlex.join(word for name, value in given.items() for word in (f"--{name}", str(value)))
+        return shlex.join(
+            word for name, value in given.items() for word in (f"--{name}", str(value))
+        )
 
     @property
     def flags(self) -> dict[str, object]:

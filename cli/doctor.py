@@ -48,7 +48,12 @@ def doctor(
     if out.jsonl:
         out.object(summary_json(found))
     elif out.json:
-        out.object({"checks": [check_json(_advised(out, one)) for one in found.checks], **summary_json(found)})
+        out.object(
+            {
+                "checks": [check_json(_advised(out, one)) for one in found.checks],
+                **summary_json(found),
+            }
+        )
     else:
         _say(out, found)
     return found.exit_code

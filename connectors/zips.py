@@ -64,7 +64,9 @@ def _foreign_list(data: bytes) -> Unread | None:
         return None
     end, size, offset = found
     if end - size - offset > 0 and data.startswith(_LOCAL):
-        reason = "cut off: its own member list is missing, and the one found is of an archive within it"
+        reason = (
+            "cut off: its own member list is missing, and the one found is of an archive within it"
+        )
         return Unread("failed", f"{reason}; copy or download it again")
     return None
 

@@ -763,7 +763,7 @@ class Pipeline:
 
     def _bytes_per_text_token(self, sizes: Mapping[str, int]) -> float | None:
         """`sizes`: bytes on disk by key. What several passages share counts once."""
-        tokens = {key: n for _, n, key in self.catalog.chunk_keys() if key in sizes}
+        tokens = {key: n for _, n, key in self.catalog.chunk_keys() if key and key in sizes}
         total = sum(tokens.values())
         return sum(sizes[key] for key in tokens) / total if total else None
 

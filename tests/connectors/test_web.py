@@ -591,7 +591,9 @@ def test_a_host_that_cannot_be_reached_is_not_said_to_forbid_it():
         with closing(Web([root], (), Limits(), QUICK)) as web:
             (report,) = web.find().reports
     assert report.status == "failed"
-    assert report.reason.startswith("its host cannot be reached: ") and "robots" not in report.reason
+    assert (
+        report.reason.startswith("its host cannot be reached: ") and "robots" not in report.reason
+    )
 
 
 @pytest.mark.parametrize(

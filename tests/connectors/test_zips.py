@@ -173,7 +173,9 @@ def test_members_of_a_wide_directory_are_counted(monkeypatch):
 def test_a_list_of_an_archive_within_is_not_the_list_of_the_archive():
     """Cut off behind an inner archive: its list would be taken for the whole, and the first member be lost."""
     inner = zipped({"inner.md": b"inner words"})
-    whole = zipped({"first.md": b"first words", "inner.zip": inner, "last.md": b"last"}, zipfile.ZIP_STORED)
+    whole = zipped(
+        {"first.md": b"first words", "inner.zip": inner, "last.md": b"last"}, zipfile.ZIP_STORED
+    )
     cut = whole[: whole.index(inner) + len(inner)]
     assert zipfile.ZipFile(io.BytesIO(cut)).namelist() == ["inner.md"]  # as zipfile has it
     assert refused(cut).startswith("failed: cut off: its own member list is missing")

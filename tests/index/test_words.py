@@ -75,7 +75,8 @@ def test_a_query_does_not_find_another_text(query: str, text: str):
 
 
 @pytest.mark.parametrize(
-    "query", ["", "?", "…", "what is the", "The AND of it", "WHO IS IT", "© ®", "\x00", "\u200b", "*"]
+    "query",
+    ["", "?", "…", "what is the", "The AND of it", "WHO IS IT", "© ®", "\x00", "\u200b", "*"],
 )
 def test_stop_words_and_signs_are_no_words(query: str):
     assert query_words(query) == []
