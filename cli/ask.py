@@ -114,7 +114,7 @@ def ask(
         is_whole=whole or (out.json and not out.jsonl),
     )
     if not out.is_machine:
-        _show_sources(out, answer)
+        show_sources(out, answer)
     for note in notes:
         out.note(f"note: {note}")
     if show_timing and answer.receipt and not out.is_machine:
@@ -134,7 +134,7 @@ def _show(out: Output, stream: AnswerStream, *, whole: bool) -> Answer:
             for delta in stream:
                 out.object({"delta": delta})
         elif not out.is_machine and not whole:
-            _print_deltas(out, stream)
+            print_deltas(out, stream)
         answer = stream.finish()
     if out.is_machine:
         out.object(answer_json(answer, stream.notes))
@@ -143,7 +143,8 @@ def _show(out: Output, stream: AnswerStream, *, whole: bool) -> Answer:
     return answer
 
 
-def _print_deltas(out: Output, stream: AnswerStream) -> None:
+def print_deltas(out: Output, stream: AnswerStream) -> None:
+    """Print an answer as it comes, and end its line however it ends."""
     begun = False
     try:
         for delta in stream:
@@ -163,10 +164,10 @@ def _show_chunks(out: Output, hits: tuple[Hit, ...]) -> None:
     out.note("---")
 
 
-def _show_sources(out: Output, answer: Answer) -> None:
-    """List the cited passages; all that were read, where none is cited or -v asks for it."""
+def show_sources(out: Output, answer: Answer, *, whole: bool = False) -> None:
+    """List the cited passages; all that were read, where none is cited, or `whole` or -v asks for it."""
     cited = [source for source in answer.sources if source.cited]
-    listed = answer.sources if out.verbose or not cited else cited
+    listed = answer.sources if whole or out.verbose or not cited else cited
     if listed:
         out.note("\nSources:" if cited else "\nRead, but not cited:")
     for source in listed:

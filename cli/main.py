@@ -13,6 +13,7 @@ import typer
 from epicrag import __version__
 from epicrag.cli.ask import ask
 from epicrag.cli.bench import bench
+from epicrag.cli.chat import chat
 from epicrag.cli.common import INTERRUPTED, verb, verb_first
 from epicrag.cli.config import config
 from epicrag.cli.delete import delete
@@ -45,6 +46,7 @@ app = typer.Typer(
 verb(app, "init")(init)
 verb(app, "ingest")(ingest)
 verb(app, "ask")(ask)
+verb(app, "chat")(chat)
 verb(app, "serve")(serve)
 verb(app, "search")(search)
 verb(app, "list")(list_documents)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from epicrag.citations import Citer
 from epicrag.errors import AbstainedError
+from epicrag.history import NOTHING_SAID, Kept
 from epicrag.repeats import REPEATS, UntilRepeat
 from epicrag.types import Answer, Hit, Receipt, Relevance, Source, Usage
 
@@ -89,6 +90,10 @@ class Ask:
     cite: bool = True
     """Whether markers are put into the text. False: it is the model's to the letter, as JSON has to be, and is
     not stopped where it repeats itself."""
+    query: str = ""
+    """What was searched for; "" where passages were given."""
+    history: Kept = NOTHING_SAID
+    """What of the conversation before it went into the prompt."""
 
 
 class AnswerStream:
@@ -109,6 +114,7 @@ class AnswerStream:
         self.question = ask.question
         self.hits = ask.hits
         self.relevance = ask.relevance
+        self.history = ask.history
         self.sources = sources_of(ask.hits) if generation else ()
         self.notes: list[str] = []
         self.finish_reason = "stop"
@@ -141,6 +147,16 @@ class AnswerStream:
         if self._answer is None:
             raise RuntimeError("the answer is still being written: iterate to its end first")
         return self._answer
+
+    def conversation(self) -> dict[str, object]:
+        """What was searched for, and what of the conversation was read: as JSON, when the answer stands."""
+        kept, receipt = self.history, self.answer.receipt
+        return {
+            "query": self._ask.query or self.question,
+            "history_tokens": kept.tokens,
+            "history_reused": kept.reused(receipt),
+            "dropped_turns": kept.dropped,
+        }
 
     def finish(self) -> Answer:
         """Read to the end and return the answer."""

@@ -290,10 +290,15 @@ class ChunkBook:
         """Note what a request brings along, in the order given; its KV is computed by what reads it first."""
         rows = self._register(namespace, given, named=False, replace=False)
         chunks = self._of_rows(rows)
-        if not self._engine.refusal:
-            lacking = [chunk for chunk in chunks if chunk.kv_key is None]
-            self._note([(chunk, self._engine.key_of(chunk.piece())) for chunk in lacking])
-        return chunks
+        if self._engine.refusal:
+            return chunks
+        keyed = [
+            chunk if chunk.kv_key else replace(chunk, kv_key=self._engine.key_of(chunk.piece()))
+            for chunk in chunks
+        ]
+        pairs = zip(chunks, keyed, strict=True)
+        self._note([(now, now.kv_key or "") for before, now in pairs if now is not before])
+        return keyed
 
     def _register(
         self, namespace: str, given: Sequence[GivenChunk], *, named: bool, replace: bool
@@ -515,6 +520,8 @@ class _Writer:
     namespace: str
     named: bool
     replace: bool
+    now: float = field(default_factory=time.time)
+    """One time for all: what is given together is used together."""
     lost: list[str] = field(default_factory=list)
     """KV keys that may be needed no more."""
 
@@ -538,7 +545,7 @@ class _Writer:
             return self._replace(row, chunk, before_row, tokens, nbytes)
         self.connection.execute(
             "UPDATE chunks SET used = ?, named = ?, metadata = coalesce(?, metadata) WHERE row = ?",
-            (time.time(), int(named or self.named), _json(chunk.metadata), row),
+            (self.now, int(named or self.named), _json(chunk.metadata), row),
         )
         return int(row)
 
@@ -563,7 +570,7 @@ class _Writer:
                 tokens,
                 nbytes,
                 datetime.now(UTC).isoformat(timespec="seconds"),
-                time.time(),
+                self.now,
                 _json(chunk.metadata) or "{}",
                 chunk.title,
                 chunk.text,

@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 Rewriter = Callable[[str, Sequence["Exchange"]], str]
 """A question and the turns before it to a question that is meant to stand alone."""
 
-_PRONOUNS = frozenset(
-    (
-        "it its itself they them their theirs themselves he him his she her hers "
-        "these those former latter ones another others both neither either same such"
-    ).split()
-)
+_STANDING_IN = """
+    it its itself they them their theirs themselves he him his she her hers
+    these those former latter ones another others both neither either same such
+"""
+_PRONOUNS = frozenset(_STANDING_IN.split())
 """Words that stand for something said before, wherever they stand."""
 _THAT = re.compile(
     r"""
@@ -125,29 +124,42 @@ def is_faithful(written: str, question: str, turns: Sequence[Exchange]) -> bool:
 def model_rewriter(engine: Engine) -> Rewriter:
     """Let the served model rewrite questions: greedily, one line, no longer than a question is."""
     from epicrag.serving.policies import parse_policy
-    from epicrag.serving.prompt import Prompt
+    from epicrag.serving.prompt import Prompt, Turn
     from epicrag.serving.sample import Sampling
 
-    policy = parse_policy("prefix")
+    policy = parse_policy("prefix")  # the examples before it are found again by every question
     sampling = Sampling(max_tokens=_REWRITTEN_TOKENS, stop=("\n",))
+    examples = tuple(
+        turn
+        for talk, written in _EXAMPLES
+        for turn in (Turn("user", talk), Turn("assistant", written))
+    )
 
     def rewrite(question: str, turns: Sequence[Exchange]) -> str:
-        talk = "".join(f"User: {t.question}\nAssistant: {t.answer}\n" for t in turns[-2:])
-        prompt = Prompt(
-            system=_REWRITE,
-            question=f"{_EXAMPLE}{talk}User: {question}\nThe last question, complete:",
-        )
+        last = turns[-1]
+        talk = _talk(last.query or last.question, last.answer, question)
+        prompt = Prompt(system=_REWRITE, history=examples, question=talk)
         with engine.generate(prompt, policy=policy, sampling=sampling) as generation:
             return "".join(generation).strip().strip('"')
 
     return rewrite
 
 
+def _talk(question: str, answer: str, follow_up: str) -> str:
+    return f"First: {question} ({answer})\nThen: {follow_up}"
+
+
 _REWRITE = (
-    "You complete the last question of a conversation so that it can be understood without it. "
-    "Write only the question."
+    "Two questions are asked one after the other. Write the second so that it can be understood "
+    "without the first. Write only the question."
 )
-_EXAMPLE = (
-    "User: How high is the tower in Ulm?\nAssistant: It is 161 metres high.\nUser: And who built it?\n"
-    "The last question, complete: Who built the tower in Ulm?\n\n"
+_EXAMPLES = (
+    (
+        _talk("How high is the tower in Ulm?", "It is 161 metres high.", "And who built it?"),
+        "Who built the tower in Ulm?",
+    ),
+    (
+        _talk("Do ferries run on Sundays?", "Yes, every two hours.", "What about holidays?"),
+        "Do ferries run on holidays?",
+    ),
 )

@@ -34,6 +34,7 @@ KV_DTYPES = ("auto", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 OCR = ("auto", "all", "never")
 SEARCH_MODES = ("hybrid", "dense", "words")
+CONDENSE = ("auto", "words", "model", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 FILE_NAME = "epicrag.toml"
@@ -58,6 +59,7 @@ class Config:
     link_policy: str = DEFAULT_LINK_POLICY
     compile: str = DEFAULT_COMPILE
     max_tokens: int = 256
+    condense: str = "auto"
     min_score: float | None = None
     """The cosine that the best passage must have; None ("auto"): judged by more than that."""
     kv_memory: int = 2 * 1024**3
@@ -393,6 +395,7 @@ KEYS: Mapping[str, Callable[[object, Path], object]] = MappingProxyType(
         "link_policy": _text,
         "compile": _compile_mode,
         "max_tokens": _integer(1),
+        "condense": _choice(CONDENSE),
         "min_score": _number_or_auto,
         "kv_memory": _bytes,
         "host_kv_memory": _bytes,

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from epicrag.ask import AnswerStream, Ask, sources_of
 from epicrag.config import DEFAULT_HYBRID_WEIGHTS, Config, enforce_offline, load_config
 from epicrag.errors import EpicragError, IndexEmptyError, UsageError
+from epicrag.history import fitted
 from epicrag.ingest import (
     Event,
     IngestResult,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from epicrag.index.kvstore import KVStore
     from epicrag.index.retrieve import Reranker
     from epicrag.index.vectors import VectorIndex
+    from epicrag.recognise import Recogniser
     from epicrag.serving.engine import Engine
     from epicrag.serving.policies import Policy
     from epicrag.serving.prompt import Chat, Piece, Prompt, Turn
@@ -179,6 +181,8 @@ class Pipeline:
         self.close()
 
     def close(self) -> None:
+        if "recogniser" in self.__dict__:
+            self.recogniser.close()
         if "catalog" in self.__dict__:
             self.catalog.close()
 
@@ -283,6 +287,13 @@ class Pipeline:
         )
 
     @cached_property
+    def recogniser(self) -> Recogniser:
+        """Finds the passages of the index in flat text; from any thread."""
+        from epicrag.recognise import Recogniser
+
+        return Recogniser(self.engine.tokenizer, index=self.config.index)
+
+    @cached_property
     def counter(self) -> TokenCounter:
         """Counts tokens as the serving model does, without its weights."""
         if self._given_counter is not None:
@@ -290,6 +301,10 @@ class Pipeline:
         from epicrag.serving.tokenizer import UnitTokenizer
 
         return UnitTokenizer.load(self._model_path(self.config.model))
+
+    def recognise(self, text: str) -> tuple[str | Piece, ...]:
+        """A text in parts, the passages of this index in it as pieces; joined, the parts are the text."""
+        return self.recogniser.parts(text)
 
     @property
     def _compile_mode(self) -> str:
@@ -580,11 +595,11 @@ class Pipeline:
         """Retrieve now, and answer while the result is iterated.
 
         `chunks` are taken in place of retrieval, in their order. `shuffle_seed` puts the passages in a
-        random order. `history` is the conversation so far, and `query` what is searched for in place of the
-        question. `search` are options of `find`. `namespace` keeps what is found again of the conversation
-        apart from that of others. `system` stands in place of the configured system prompt. `cite` False puts no
-        markers into the text. `say` is told what takes long. Nothing relevant: `answered` is False, or
-        AbstainedError under `strict`.
+        random order. `history` is the conversation so far, of which the oldest turns are left out where not
+        all fit; `query` what is searched for in place of the question. `search` are options of `find`.
+        `namespace` keeps what is found again of the conversation apart from that of others. `system` stands in
+        place of the configured system prompt. `cite` False puts no markers into the text. `say` is told what
+        takes long. Nothing relevant: `answered` is False, or AbstainedError under `strict`.
         """
         question = _readable(question, "question")
         policy = self._policy(policy)
@@ -595,7 +610,17 @@ class Pipeline:
             hits, relevance, spent_ms = self._hits(query or question, k, chunks, search)
             if shuffle_seed is not None:
                 random.Random(shuffle_seed).shuffle(hits)
-            ask = Ask(question, tuple(hits), self.config.model, spent_ms, strict, relevance, cite)
+            searched = "" if chunks is not None else query or question
+            ask = Ask(
+                question,
+                tuple(hits),
+                self.config.model,
+                spent_ms,
+                strict,
+                relevance,
+                cite,
+                query=searched,
+            )
             if not hits or (relevance and not relevance.is_relevant):
                 return AnswerStream(ask, None)
             prompt = self.prompt(question, hits)
@@ -606,6 +631,9 @@ class Pipeline:
                 namespace=namespace,
             )
             sampling = sampling or self.sampling()
+            if history:
+                prompt, kept = fitted(self.engine, prompt, sampling.max_tokens)
+                ask = replace(ask, history=kept)
             lacking = self.foretell_kv(prompt, policy, sampling.max_tokens, say)
             self._expect_kv(policy, prompt, hits, lacking)
         generation = self.engine.generate(prompt, policy=policy, sampling=sampling)
@@ -763,7 +791,8 @@ class Pipeline:
 
     def _bytes_per_text_token(self, sizes: Mapping[str, int]) -> float | None:
         """`sizes`: bytes on disk by key. What several passages share counts once."""
-        tokens = {key: n for _, n, key in self.catalog.chunk_keys() if key and key in sizes}
+        keys = self.catalog.chunk_keys()
+        tokens = {key: n for _, n, key in keys if key is not None and key in sizes}
         total = sum(tokens.values())
         return sum(sizes[key] for key in tokens) / total if total else None
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from epicrag import __version__, errors
 from epicrag.config import Config
@@ -168,6 +168,8 @@ def differing(server: Server, config: Config) -> list[str]:
             found.append(f"{key}: not said there")
         elif there[key] != mine:
             found.append(f"{key}: {_short(there[key])} there, {_short(mine)} here")
+    if config.rerank_model not in (None, there.get("rerank_model")):
+        found.append(f"rerank_model: {there.get('rerank_model')} there, {config.rerank_model} here")
     mine, its = _forced_mode(config.link_policy), _forced_mode(str(there.get("link_policy", "")))
     if mine != its:  # the mode that a policy is defined with is that of everything that is compiled
         found.append(f"link_policy: {there.get('link_policy')} there, {config.link_policy} here")
@@ -234,11 +236,16 @@ class Remote:
         """`Pipeline.find`, there."""
         _refuse_blank(query, "query")
         asked = {"query": query, **self._looking(k, filter), **more}
-        with _Call(self.server, "/v1/search", asked) as call:
+        with _Call(self.server, "POST", "/v1/search", asked) as call:
             found = call.whole()
         return Found(
             tuple(map(hit_of, found["hits"])), _relevance(found.get("relevance")) or _UNJUDGED
         )
+
+    def passage(self, chunk: str) -> dict[str, Any]:
+        """One passage by its id: `path`, `lines` …, `heading` and `text`."""
+        with _Call(self.server, "GET", f"/v1/passages/{quote(chunk, safe='')}", {}) as call:
+            return call.whole()
 
     def stream(
         self,
@@ -271,7 +278,8 @@ class Remote:
             "query": query,
             "stream": True,
         }
-        return RemoteStream(_Call(self.server, "/v1/ask", asked), question, self._say)
+        call = _Call(self.server, "POST", "/v1/ask", asked)
+        return RemoteStream(call, question, query or question, self._say)
 
     def _looking(self, k: int | None, filter: str | None) -> dict[str, Any]:
         return {
@@ -298,14 +306,15 @@ class Remote:
 class RemoteStream:
     """An answer that a server writes, read as an `AnswerStream` is. Closing it stops the model there."""
 
-    def __init__(self, call: _Call, question: str, say: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, call: _Call, question: str, query: str, say: Callable[[str], None] | None
+    ) -> None:
         self.question = question
+        self._query = query
         self.hits: tuple[Hit, ...] = ()
         self.relevance: Relevance | None = None
         self.notes: list[str] = []
-        self.query: str | None = None
-        self.history_tokens = 0
-        self.dropped_turns = 0
+        self._conversation: dict[str, object] = {}
         self._call = call
         self._say = say
         self._answer: Answer | None = None
@@ -343,6 +352,10 @@ class RemoteStream:
             raise RuntimeError("the answer is still being written: iterate to its end first")
         return self._answer
 
+    def conversation(self) -> dict[str, object]:
+        """That of `AnswerStream`."""
+        return self._conversation
+
     def finish(self) -> Answer:
         """Read to the end and return the answer."""
         for _ in self:
@@ -377,9 +390,12 @@ class RemoteStream:
             raise _strange(self._call.server, error, began=self._begun) from error
         self.relevance = self._answer.relevance
         self.notes = [str(note) for note in line.get("notes", ())]
-        self.query = line.get("query")
-        self.history_tokens = int(line.get("history_tokens") or 0)
-        self.dropped_turns = int(line.get("dropped_turns") or 0)
+        self._conversation = {
+            "query": str(line.get("query") or self._query),
+            "history_tokens": int(line.get("history_tokens") or 0),
+            "history_reused": int(line.get("history_reused") or 0),
+            "dropped_turns": int(line.get("dropped_turns") or 0),
+        }
         self.close()
 
     def _gone(self) -> NoReturn:
@@ -394,7 +410,7 @@ class RemoteStream:
 class _Call:
     """One request over a connection of its own, and what comes back."""
 
-    def __init__(self, server: Server, path: str, body: Mapping[str, Any]) -> None:
+    def __init__(self, server: Server, verb: str, path: str, body: Mapping[str, Any]) -> None:
         self.server = server
         self._connection = _connect(server)
         sent = {key: value for key, value in body.items() if value is not None}
@@ -403,8 +419,8 @@ class _Call:
             headers["Authorization"] = f"Bearer {server.token}"
         try:
             base = urlsplit(server.url).path.rstrip("/")
-            text = json.dumps(sent).encode("ascii")
-            self._connection.request("POST", base + path, text, headers)
+            text = json.dumps(sent).encode("ascii") if sent else None
+            self._connection.request(verb, base + path, text, headers)
             self._reply = self._connection.getresponse()
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()

@@ -81,7 +81,8 @@ def _is_loop(text: str) -> bool:
 class UntilRepeat:
     """A generation's deltas, to the end of the first whole sentence that has stood there before, or into a loop.
 
-    The model is stopped there, and `finish_reason` is REPEATS. Everything that shows an answer reads it so.
+    The model is stopped there, and `finish_reason` is REPEATS. Everything that shows an answer reads it so. What
+    follows a grammar is no prose, and is read as it is: values may well be equal, and half of a JSON is none.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -96,7 +97,7 @@ class UntilRepeat:
         if self._is_stopped:
             raise StopIteration
         delta = next(self._generation)
-        if self._repeats.feed(delta):
+        if not self._generation.is_constrained and self._repeats.feed(delta):
             self._is_stopped = True
             self._generation.close()
         return delta

@@ -113,7 +113,7 @@ class Answering:
             elif self._sampler.is_complete:
                 state.finish_reason = "stop"
                 text += self._stream.end()
-            elif state.completion_tokens >= sampling.max_tokens:
+            elif state.completion_tokens >= sampling.max_tokens or self._sampler.is_endless:
                 text += self._stream.end()
             else:
                 is_over = False

@@ -117,6 +117,10 @@ class ChunkCache:
         """Where a chunk is kept on disk; None: nowhere."""
         return self._other_store if recipe.namespace else self._store
 
+    def keeps(self, namespace: str) -> bool:
+        """Whether there is a store for the chunks of a namespace."""
+        return (self._other_store if namespace else self._store) is not None
+
     def _is_stored(self, recipe: Recipe) -> bool:
         store = self._store_of(recipe)
         return store is not None and store.contains(self.key(recipe))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -34,8 +35,16 @@ MAX_MULTIPLE = 1_000
 """`multipleOf`, without its decimal point: the parser has a state for each remainder."""
 MAX_MULTIPLES = 10_000
 """All of them together."""
+LOOP_TOKENS, LOOP_PERIOD = 192, 12
+"""A sequence of up to so many tokens that is repeated until so many stand there goes on for ever: the grammar allows
+another digit, blank or element at every step, and the model finds no way out."""
 N_KEPT = 16
 """Compiled grammars that are kept for the next request."""
+
+FORMATS = frozenset(
+    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"]
+)
+"""Of `format`: those that are followed. JSON Schema lets a reader pass over the others, and so do we."""
 
 _TRIES = 200
 """Parts of a schema that are tried alone to say which of them is refused."""
@@ -60,6 +69,7 @@ class Grammar:
         """JSON that a schema accepts; the properties come in the schema's order. A text is read as JSON."""
         parsed = _parsed(schema)
         _check_size(parsed)
+        parsed = _without_unknown_formats(parsed)
         source = _schema_source(parsed)
         if why := _refusal(source):
             raise UsageError(
@@ -167,8 +177,17 @@ class Constraint:
         self._matcher = matcher
         self._control = sorted(control)
         self._ends = list(ends)
+        self._taken: deque[int] = deque(maxlen=LOOP_TOKENS)
         self.is_complete = False
         """Whether the answer is whole and nothing can follow it, an end token or not."""
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether the answer goes round in circles."""
+        taken = list(self._taken)
+        return len(taken) == LOOP_TOKENS and any(
+            taken[period:] == taken[:-period] for period in range(1, LOOP_PERIOD + 1)
+        )
 
     def mask(self, logits: Tensor) -> Tensor:
         """Logits (V,) with minus infinity for every token that may not come next, in a new tensor."""
@@ -195,6 +214,7 @@ class Constraint:
             return
         self._matcher.consume_token(token)
         self._check()
+        self._taken.append(token)
         self.is_complete = self._matcher.is_stopped() and self._matcher.is_accepting()
 
     def _check(self) -> None:
@@ -250,6 +270,13 @@ def _parsed(schema: Mapping[str, Any] | bool | str) -> dict[str, Any]:
         raise UsageError(f"a JSON schema is an object, not {type(parsed).__name__}")
     parsed.pop("x-guidance", None)  # llguidance would take options from it
     return parsed
+
+
+def _without_unknown_formats(schema: dict[str, Any]) -> dict[str, Any]:
+    for _, part in subschemas(schema, "#"):
+        if isinstance(part.get("format"), str) and part["format"] not in FORMATS:
+            del part["format"]
+    return schema
 
 
 def _check_size(schema: dict[str, Any]) -> None:
@@ -338,9 +365,9 @@ def _plain(why: str) -> str:
 
 def _place(schema: dict[str, Any], why: str) -> str:
     """Where the part of a schema stands that is refused for this reason: the smallest one that is, alone."""
-    roots = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    roots: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     place = "#"
-    for tried, (where, part) in enumerate(_subschemas(schema, "#")):
+    for tried, (where, part) in enumerate(subschemas(schema, "#")):
         if tried >= _TRIES:
             break
         if len(where) > len(place) and where.startswith(place):
@@ -351,7 +378,7 @@ def _place(schema: dict[str, Any], why: str) -> str:
     return f"at {place[:200]}"
 
 
-def _subschemas(schema: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def subschemas(schema: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each part that is a schema itself, before the parts within it."""
     if not isinstance(schema, dict):
         return
@@ -359,9 +386,9 @@ def _subschemas(schema: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]
     for key, value in schema.items():
         if key in _OBJECTS and isinstance(value, dict):
             for name, inner in _items(value):
-                yield from _subschemas(inner, f"{where}/{key}/{name}")
+                yield from subschemas(inner, f"{where}/{key}/{name}")
         elif key in _LISTS and isinstance(value, list):
             for index, inner in enumerate(value):
-                yield from _subschemas(inner, f"{where}/{key}/{index}")
+                yield from subschemas(inner, f"{where}/{key}/{index}")
         elif key not in ("const", "enum", "default", "examples"):
-            yield from _subschemas(value, f"{where}/{key}")
+            yield from subschemas(value, f"{where}/{key}")

@@ -259,6 +259,10 @@ class Engine:
         """KV key of a chunk in the engine's compile mode, or in another."""
         return self.cache.key(self.recipe_of(piece, mode))
 
+    def keeps(self, namespace: str = "") -> bool:
+        """Whether the KV of a namespace is stored on disk. A model that reuse is refused for has none to store."""
+        return self.refusal is not None or self.cache.keeps(namespace)
+
     def compile(
         self, pieces: Sequence[Piece], mode: str | None = None
     ) -> Iterator[tuple[int, str, int]]:

@@ -67,7 +67,8 @@ class Generation:
 
     @property
     def finish_reason(self) -> str:
-        """ "stop" (an end token, a stop string, or a grammar that is satisfied) or "length" (max_tokens, or the window was full)."""
+        """ "stop" (an end token, a stop string, or a grammar that is satisfied) or "length" (max_tokens, or the
+        window was full, or a grammar that was followed in circles)."""
         return self._state.finish_reason
 
     @property

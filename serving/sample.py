@@ -62,6 +62,11 @@ class Sampler:
         """Whether the grammar is satisfied and nothing can follow."""
         return self._constraint is not None and self._constraint.is_complete
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether what follows the grammar goes round in circles."""
+        return self._constraint is not None and self._constraint.is_endless
+
     def __call__(self, logits: Tensor) -> int:
         """Choose a token from logits (V,). UsageError when the grammar cannot be followed further."""
         if self._constraint is None:

@@ -14,15 +14,18 @@ if TYPE_CHECKING:
         EpicragContextChatEngine,
     )
     from epicrag.llamaindex.engine import EpicragQueryEngine, chat_engine, query_engine
+    from epicrag.llamaindex.ingestion import CompileKV, EpicragNodeParser
     from epicrag.llamaindex.llm import EpicragLLM
     from epicrag.llamaindex.retriever import EpicragRetriever
     from epicrag.llamaindex.synthesizer import EpicragSynthesizer
     from epicrag.llamaindex.tokens import use_tokenizer
 
 __all__ = [
+    "CompileKV",
     "EpicragCondensePlusContextChatEngine",
     "EpicragContextChatEngine",
     "EpicragLLM",
+    "EpicragNodeParser",
     "EpicragQueryEngine",
     "EpicragRetriever",
     "EpicragSynthesizer",
@@ -32,9 +35,11 @@ __all__ = [
 ]
 
 _HOME = {
+    "CompileKV": "epicrag.llamaindex.ingestion",
     "EpicragCondensePlusContextChatEngine": "epicrag.llamaindex.chat",
     "EpicragContextChatEngine": "epicrag.llamaindex.chat",
     "EpicragLLM": "epicrag.llamaindex.llm",
+    "EpicragNodeParser": "epicrag.llamaindex.ingestion",
     "EpicragQueryEngine": "epicrag.llamaindex.engine",
     "EpicragRetriever": "epicrag.llamaindex.retriever",
     "EpicragSynthesizer": "epicrag.llamaindex.synthesizer",

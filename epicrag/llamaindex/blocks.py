@@ -14,6 +14,17 @@ if TYPE_CHECKING:
 
 ROW_KEY = "epicrag_row"
 """Metadata key of a node's row in the catalog, hidden from every text."""
+BEFORE_KEY = "epicrag_before"
+"""Metadata key of the passage before a node, which its KV is computed behind; hidden likewise."""
+NAMESPACE_KEY = "epicrag_namespace"
+"""Metadata key of whose the KV of a node is; hidden likewise."""
+
+
+class PassageBlock(CitableBlock):
+    """A segment that knows by itself what its KV is computed behind, and whose it is."""
+
+    before: str | None = None
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +35,8 @@ class Segment:
     source: str = ""
     title: str = ""
     node: NodeWithScore | None = None
+    before: str | None = None
+    namespace: str = ""
 
     @classmethod
     def of(cls, found: NodeWithScore) -> Segment:
@@ -32,11 +45,22 @@ class Segment:
         row = node.metadata.get(ROW_KEY)
         source = node.node_id if row is None else f"{node.node_id}@{row}"
         title = str(node.metadata.get("file_name") or "")
-        return cls(node.get_content(metadata_mode=MetadataMode.LLM), source, title, found)
+        return cls(
+            node.get_content(metadata_mode=MetadataMode.LLM),
+            source,
+            title,
+            found,
+            before=node.metadata.get(BEFORE_KEY),
+            namespace=str(node.metadata.get(NAMESPACE_KEY) or ""),
+        )
 
-    def block(self) -> CitableBlock:
-        return CitableBlock(
-            title=self.title, source=self.source, content=[TextBlock(text=self.text)]
+    def block(self) -> PassageBlock:
+        return PassageBlock(
+            title=self.title,
+            source=self.source,
+            content=[TextBlock(text=self.text)],
+            before=self.before,
+            namespace=self.namespace,
         )
 
 

@@ -17,7 +17,6 @@ from llama_index.core.chat_engine.types import (
     AgentChatResponse,
     BaseChatEngine,
     StreamingAgentChatResponse,
-    ToolOutput,
 )
 from llama_index.core.instrumentation.events.chat_engine import (
     StreamChatDeltaReceivedEvent,
@@ -30,6 +29,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
+from llama_index.core.tools import ToolOutput
 
 from epicrag.errors import UsageError
 from epicrag.llamaindex.condense import condensed, condensing
@@ -353,8 +353,9 @@ class EpicragCondensePlusContextChatEngine(EpicragContextChatEngine):
         **options: Any,
     ) -> None:
         super().__init__(*parts, **options)
-        is_text = isinstance(condense_prompt, str)
-        self._template = PromptTemplate(condense_prompt) if is_text else condense_prompt  # type: ignore[arg-type]
+        if isinstance(condense_prompt, str):
+            condense_prompt = PromptTemplate(condense_prompt)
+        self._template = condense_prompt
         self._skip_condense = skip_condense
 
     @classmethod

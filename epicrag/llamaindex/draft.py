@@ -62,7 +62,7 @@ class Draft:
         self._citer: Citer | None = None
         self._is_blank = True
         self._instead = NOTHING_FOUND  # said where the model says nothing
-        self._finish_reason = ""  # none, where no model was asked
+        self.finish_reason = ""  # none, where no model was asked
         self._use(len(self.segments))
 
     @property
@@ -109,9 +109,9 @@ class Draft:
         self._is_blank = self._is_blank and not rest.strip()
         self.metadata["cited"] = sorted(self._citer.cited) if self._citer else []
         self.metadata["answered"] = not self._is_blank
-        if self._finish_reason and self._instead != NO_ROOM:
+        if self.finish_reason and self._instead != NO_ROOM:
             self.metadata["notes"] = notes_on(
-                self._finish_reason,
+                self.finish_reason,
                 dropped=self.metadata["dropped"],
                 given=len(self.segments),
                 is_blank=self._is_blank,
@@ -153,4 +153,4 @@ class Draft:
             self.metadata["receipt"] = raw["receipt"]
             self.metadata["usage"] = raw["usage"]
             self.metadata["policy"] = raw["receipt"]["policy"]
-            self._finish_reason = raw["finish_reason"]
+            self.finish_reason = raw["finish_reason"]

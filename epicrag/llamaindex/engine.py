@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.callbacks.base import CallbackManager
 from llama_index.core.chat_engine.types import ChatMode
 from llama_index.core.memory import BaseMemory
@@ -45,6 +46,7 @@ def query_engine(
     *,
     streaming: bool = False,
     cite: bool = True,
+    output_cls: type[BaseModel] | None = None,
     system_prompt: str | None = None,
     node_postprocessors: Sequence[BaseNodePostprocessor] = (),
     callback_manager: CallbackManager | None = None,
@@ -52,6 +54,7 @@ def query_engine(
 ) -> EpicragQueryEngine:
     """Open an index (a folder, a Pipeline, or the configured one) and return a query engine over it.
 
+    With `output_cls`, a pydantic class, answers are objects of it: `response.response`.
     `options` are those of `EpicragRetriever` (top_k, min_score, filters, search_mode, weights, rerank), settings
     of the model (max_tokens, temperature, top_p, seed, stop, link_policy) and, unless a Pipeline is given, of the
     configuration (model, embed_model, device …). UsageError: an option is none of these. IndexEmptyError: there is
@@ -66,6 +69,7 @@ def query_engine(
                 system_prompt=system_prompt,
                 streaming=streaming,
                 cite=cite,
+                output_cls=output_cls,
                 callback_manager=parts.manager,
             ),
             node_postprocessors=list(node_postprocessors),

@@ -25,6 +25,7 @@ from epicrag.config import DEFAULT_LINK_POLICY
 from epicrag.errors import UsageError
 from epicrag.llamaindex.blocks import passage_before
 from epicrag.llamaindex.messages import Asked, Reading, Recogniser, to_asked
+from epicrag.llamaindex.structured import StructuredVerbs
 from epicrag.repeats import UntilRepeat
 from epicrag.serving.policies import Policy, parse_policy
 from epicrag.serving.prompt import DEFAULT_SYSTEM
@@ -41,7 +42,7 @@ SETTINGS = (*_SAMPLING, "link_policy")
 """What may be set for the model, and for one call of it."""
 
 
-class EpicragLLM(LLM):
+class EpicragLLM(StructuredVerbs, LLM):
     """A model with its chunk cache.
 
     Every CitableBlock, of whichever message, is a segment: tokenised alone, byte for byte, and its KV reused
@@ -151,11 +152,13 @@ class EpicragLLM(LLM):
 
     @property
     def _recogniser(self) -> Recogniser | None:
-        if callable(self._recognise):
-            return self._recognise
-        if self._recognise and self._pipeline:
-            return getattr(self._pipeline, "recognise", None)
-        return None
+        if not self._recognise or callable(self._recognise):
+            return self._recognise or None
+        if self._pipeline is None:
+            return None
+        with self._lock:
+            recogniser: Recogniser = self._pipeline.recogniser.parts
+            return recogniser
 
     def segments_in(self, messages: Sequence[ChatMessage], **settings: Any) -> int | None:
         """How many of the segments fit into the window, with room for an answer; None: not even the question.
@@ -181,6 +184,9 @@ class EpicragLLM(LLM):
     def _choices(self, settings: dict[str, Any]) -> tuple[Policy, Sampling]:
         """The settings of one call laid over the model's own; UsageError for what is none."""
         given = {name: value for name, value in settings.items() if value is not None}
+        grammar = given.pop(
+            "grammar", None
+        )  # of one call: what all answers would follow is no setting
         given.pop("formatted", None)  # LlamaIndex's own: text for a completion is always as it is
         if given.pop("tools", None):
             raise UsageError(f"{self.class_name()} calls no tools", "leave out tools=…")
@@ -189,7 +195,7 @@ class EpicragLLM(LLM):
                 raise _unknown(name)
         values = {name: given.get(name, getattr(self, name)) for name in SETTINGS}
         policy = parse_policy(values.pop("link_policy"))
-        return policy, Sampling(**{**values, "stop": _stops(values["stop"])})
+        return policy, Sampling(**{**values, "stop": _stops(values["stop"]), "grammar": grammar})
 
     # --- LlamaIndex's verbs ---
 
@@ -259,7 +265,7 @@ def _responses(
             "dropped": asked.dropped(used),
             "segments": list(asked.sources[:used]),
             "segment_tokens": [
-                len(engine.tokenizer.ids(p.text)) for p in asked.prompt.pieces[:used]
+                len(engine.tokenizer.ids(p.standing)) for p in asked.prompt.pieces[:used]
             ],
         }
     yield _response(text, "", raw)

@@ -14,6 +14,7 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, CitableBlock, MessageRole, TextBlock
 
 from epicrag.errors import UsageError
+from epicrag.llamaindex.blocks import PassageBlock
 from epicrag.serving.prompt import ASKING, LEAD, TAIL, Chat, Message, Piece, Prompt, Turn
 
 Recogniser = Callable[[str], Sequence[str | Piece]]
@@ -81,7 +82,7 @@ def to_asked(
     system = [_flat(m) for m in messages if m.role in SYSTEM]
     prompt = Prompt(
         question=question,
-        pieces=tuple(_piece(block, reading) for block in cited[:most]),
+        pieces=tuple(piece_of(block, reading.before) for block in cited[:most]),
         system="\n\n".join(system) if system else reading.documents_prompt if cited else "",
         history=tuple(Turn(_voice(m), _flat(m)) for m in turns[:-1]),
     )
@@ -104,7 +105,7 @@ def _conversation(
         for block in blocks:
             if isinstance(block, CitableBlock):
                 sources.append(block.source)
-                yield _piece(block, reading)
+                yield piece_of(block, reading.before)
             else:
                 yield block
 
@@ -164,8 +165,13 @@ def _bare(message: ChatMessage) -> list[str | CitableBlock]:
     return parts
 
 
-def _piece(block: CitableBlock, reading: Reading) -> Piece:
-    return Piece(_text(block), reading.before(block.source))
+def piece_of(block: CitableBlock, before: Callable[[str], str | None] | None = None) -> Piece:
+    """A segment as the engine knows it; `before` says what stands before a source that does not know itself."""
+    known = block if isinstance(block, PassageBlock) else None
+    behind = known.before if known else None
+    if behind is None and before is not None:
+        behind = before(block.source)
+    return Piece(_text(block), behind, known.namespace if known else "")
 
 
 def _content_id(text: str) -> str:

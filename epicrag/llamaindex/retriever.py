@@ -56,7 +56,7 @@ class EpicragRetriever(BaseRetriever):
         self._top_k = pipeline.config.top_k if top_k is None else top_k
         self._min_score = min_score
         self._filter = to_filter(filters) if isinstance(filters, MetadataFilters) else filters
-        choices = {"mode": search_mode, "weights": weights, "rerank": rerank}
+        choices: dict[str, Any] = {"mode": search_mode, "weights": weights, "rerank": rerank}
         self._choices = {name: value for name, value in choices.items() if value is not None}
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:

@@ -14,9 +14,11 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.base.response.schema import (
     RESPONSE_TYPE,
     AsyncStreamingResponse,
+    PydanticResponse,
     Response,
     StreamingResponse,
 )
+from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.callbacks.base import CallbackManager
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.indices import prompt_helper
@@ -35,6 +37,7 @@ from epicrag.llamaindex.blocks import Segment
 from epicrag.llamaindex.draft import Draft
 from epicrag.llamaindex.llm import EpicragLLM
 from epicrag.llamaindex.owner import checked
+from epicrag.llamaindex.structured import EpicragStructuredLLM, grammar_of, told, whole
 from epicrag.llamaindex.turns import newest
 
 dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]
@@ -48,6 +51,9 @@ class EpicragSynthesizer(BaseSynthesizer):
     `dropped`, `cited` (numbers of the source nodes that the answer comes from), `answered` and `notes` (what
     a reader should know: cut short, stopped as it repeated itself …); of a stream they are complete at its end. `cite` marks each sentence with the numbers of its passages.
 
+    With `output_cls`, or a model made by `as_structured_llm`, the answer is an object of that class
+    (`PydanticResponse`), or its JSON as a stream, without citations.
+
     `prefix_messages` and then `history` stand before the question as they are: of a history that does not fit
     beside the passages, the oldest turns are left out whole. With `answer_without_nodes` the model answers from it where there are none.
     """
@@ -59,19 +65,23 @@ class EpicragSynthesizer(BaseSynthesizer):
         system_prompt: str | None = None,
         streaming: bool = False,
         cite: bool = True,
+        output_cls: type[BaseModel] | None = None,
         prefix_messages: Sequence[ChatMessage] = (),
         history: Sequence[ChatMessage] = (),
         answer_without_nodes: bool = False,
         callback_manager: CallbackManager | None = None,
     ) -> None:
         """UsageError: the model (by default that of Settings) is none that reads CitableBlocks as segments."""
+        if isinstance(llm, EpicragStructuredLLM):
+            llm, output_cls = llm.llm, llm.output_cls
         llm = checked(llm, "EpicragSynthesizer")
         super().__init__(
             llm=llm, callback_manager=callback_manager, streaming=streaming, **_helpers(llm)
         )
         self._model = llm
         self._system = system_prompt or llm.system_prompt or llm.documents_prompt
-        self._cite = cite
+        self._shape = output_cls
+        self._cite = cite and output_cls is None  # markers would be no JSON
         self._prefix = list(prefix_messages)
         self._history = list(history)
         self._is_free = answer_without_nodes
@@ -100,8 +110,7 @@ class EpicragSynthesizer(BaseSynthesizer):
         draft = self._draft(_text_of(query), map(Segment.of, nodes), additional_source_nodes)
         with self._synthesis(query) as finished:
             text = self._write(draft, response_kwargs)
-            kind = Response if isinstance(text, str) else StreamingResponse
-            response = kind(text, draft.nodes, draft.metadata)  # type: ignore[arg-type]
+            response = self._response(text, draft, StreamingResponse)
             finished(response)
         return response
 
@@ -116,8 +125,7 @@ class EpicragSynthesizer(BaseSynthesizer):
         draft = self._draft(_text_of(query), map(Segment.of, nodes), additional_source_nodes)
         with self._synthesis(query) as finished:
             text = await self._awrite(draft, response_kwargs)
-            kind = Response if isinstance(text, str) else AsyncStreamingResponse
-            response = kind(text, draft.nodes, draft.metadata)  # type: ignore[arg-type]
+            response = self._response(text, draft, AsyncStreamingResponse)
             finished(response)
         return response
 
@@ -158,14 +166,32 @@ class EpicragSynthesizer(BaseSynthesizer):
         if draft.history:
 
             def room(history: list[ChatMessage]) -> int | None:
-                return self._model.segments_in(draft.messages(history), **settings)
+                return self._model.segments_in(self._told(draft.messages(history)), **settings)
 
             most = room([])
             draft.keep(*newest(draft.history, lambda history: room(history) == most))
-        return draft.messages()
+        return self._told(draft.messages())
+
+    def _told(self, messages: list[ChatMessage]) -> list[ChatMessage]:
+        return told(self._shape, messages) if self._shape else messages
+
+    def _settings(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {**given, "grammar": grammar_of(self._shape)} if self._shape else given
+
+    def _response(
+        self, text: Any, draft: Draft, streaming: type[StreamingResponse | AsyncStreamingResponse]
+    ) -> RESPONSE_TYPE:
+        """What is returned; an object where a class was given, unless no model was asked."""
+        if not isinstance(text, str):
+            return streaming(text, draft.nodes, draft.metadata)
+        if self._shape is None or not draft.metadata["answered"]:
+            return Response(text, draft.nodes, draft.metadata)
+        output = whole(self._shape, text, draft.finish_reason, self._model.max_tokens)
+        return PydanticResponse(output, draft.nodes, draft.metadata)
 
     def _write(self, draft: Draft, settings: dict[str, Any]) -> str | Generator[str, None, None]:
         """The answer, or its stream. The first token is waited for: what was used is known with it."""
+        settings = self._settings(settings)
         with _getting(draft):
             if not draft.is_asking:
                 return _stream(draft) if self._streaming else draft.finish()
@@ -181,6 +207,7 @@ class EpicragSynthesizer(BaseSynthesizer):
     async def _awrite(
         self, draft: Draft, settings: dict[str, Any]
     ) -> str | AsyncGenerator[str, None]:
+        settings = self._settings(settings)
         with _getting(draft):
             if not draft.is_asking:
                 return _astream(draft) if self._streaming else draft.finish()

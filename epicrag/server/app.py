@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from epicrag import __version__
-from epicrag.server import errors
+from epicrag.server import errors, openapi
 from epicrag.server.bodies import Bodies
 from epicrag.server.logs import Logged
 from epicrag.server.security import Guard
@@ -30,6 +30,7 @@ def create_app(state: State) -> FastAPI:
     )
     app.state.server = state
     errors.install(app)
+    openapi.install(app)
     for name in ROUTERS:
         if find_spec(f"epicrag.server.{name}"):
             app.include_router(import_module(f"epicrag.server.{name}").router)

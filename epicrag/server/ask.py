@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -153,9 +153,8 @@ def _lines(
     state: State, tenant: Tenant, body: AskRequest, request: Request, job: Job
 ) -> Iterator[Line]:
     """The lines of an answer, in the thread that makes it."""
-    with state.notices.heard() as said:
-        stream = _begin(state, tenant, body)
-    with stream:
+    said: list[str] = []
+    with _begin(state, tenant, body, said.append) as stream:
         job.on_cancel(stream.cancel)
         yield {"hits": [hit_json(rank, hit) for rank, hit in enumerate(stream.hits, 1)]}
         yield from ({"notice": text} for text in said)
@@ -167,7 +166,9 @@ def _lines(
     yield answer_line(answer, stream.notes)
 
 
-def _begin(state: State, tenant: Tenant, body: AskRequest) -> AnswerStream:
+def _begin(
+    state: State, tenant: Tenant, body: AskRequest, say: Callable[[str], None]
+) -> AnswerStream:
     """Retrieve, and be ready to answer."""
     from epicrag.serving.prompt import Turn
 
@@ -191,6 +192,7 @@ def _begin(state: State, tenant: Tenant, body: AskRequest) -> AnswerStream:
         history=tuple(Turn(said.role, said.text) for said in body.history or ()),
         query=body.query,
         namespace=tenant.namespace,
+        say=say,
         **_looking(state, body),
     )
 

@@ -23,7 +23,6 @@ router = APIRouter(tags=["OpenAI"])
     summary="Answer a conversation",
     response_model=ChatCompletion,
     response_model_exclude_unset=True,
-    responses=replying.documented("ChatChunk"),
 )
 async def chat_completions(
     body: ChatRequest,

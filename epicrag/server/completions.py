@@ -31,7 +31,6 @@ class _Of(NamedTuple):
     summary="Answer a prompt, or several",
     response_model=Completion,
     response_model_exclude_unset=True,
-    responses=replying.documented("Completion"),
 )
 async def completions(
     body: CompletionRequest,

@@ -30,6 +30,7 @@ _STATUS: dict[type[EpicragError], int] = {
     errors.BusyError: 429,
     errors.OfflineError: 503,
 }
+_STATUS_BY_CODE = {"unknown_chunk": 404, "chunk_conflict": 409, "chunks_full": 409}
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -77,6 +78,8 @@ def status_of(error: EpicragError) -> int:
     """The HTTP status of an error that is meant for a user."""
     if isinstance(error, ApiError):
         return error.status
+    if error.code in _STATUS_BY_CODE:
+        return _STATUS_BY_CODE[error.code]
     return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 503)
 
 
@@ -168,8 +171,14 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
 
 def _field(item: Mapping[str, Any]) -> str:
-    where = [str(part) for part in item.get("loc", ()) if part != "body"]
-    return ".".join(where)[:200] or "body"
+    """Where it stands, as a client writes it: messages[0].content. Parts in brackets name a kind, and no field."""
+    where = ""
+    for part in item.get("loc", ()):
+        if isinstance(part, int):
+            where += f"[{part}]"
+        elif part != "body" and part.isidentifier():
+            where += f".{part}" if where else part
+    return where[:200] or "body"
 
 
 def _http(request: Request, error: HTTPException) -> ApiError:

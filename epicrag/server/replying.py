@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fastapi.responses import Response
 
@@ -78,8 +78,3 @@ def _plain(text: str) -> str:
     """Text that every client takes in a header: ASCII, on one line."""
     text = text.replace(" ·", ";").encode("ascii", "replace").decode("ascii")
     return " ".join(text.split())
-
-
-def documented(piece: str) -> dict[int | str, dict[str, Any]]:
-    """How a completion may end, for the OpenAPI document."""
-    return {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}

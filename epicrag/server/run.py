@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from epicrag.errors import IndexEmptyError, UsageError
+from epicrag.index.kvstore import KVStore
 from epicrag.pipeline import Pipeline
 from epicrag.server.app import create_app
-from epicrag.server.discovery import Discovery
-from epicrag.server.notices import Notices
+from epicrag.server.discovery import Discovery, run_file
 from epicrag.server.protocol import MAX_HEADER_BYTES, PatientOnce
+from epicrag.server.rooms import furnish
 from epicrag.server.settings import ServerSettings
 from epicrag.server.state import State
 
@@ -56,12 +58,14 @@ def serve(
     listener = bind(settings)
     with listener:
         url = url_of(listener, settings.host)
-        notices = Notices(say)
-        pipeline, has_index = _open(config, settings, with_index, context_limit, notices)
-        state = State(settings=settings, has_index=has_index, notices=notices)
+        folder = api_folder(config)
+        store = KVStore(folder / "kv", budget_bytes=config.kv_disk)
+        pipeline, has_index = _open(config, settings, with_index, context_limit, store, say)
+        state = State(settings=settings, has_index=has_index)
         state.secret = secrets.token_urlsafe(32)
         discovery = Discovery.of(config, url, state.secret)
-        loading = Loading(state, pipeline, discovery, say)
+        rooms = partial(furnish, state, pipeline, folder, store)
+        loading = Loading(state, pipeline, rooms, discovery, say)
         server = Server(state, loading, discovery)
         told(url)
         loading.start()
@@ -133,32 +137,31 @@ def _open(
     settings: ServerSettings,
     with_index: bool,
     context_limit: int | None,
-    notices: Notices,
+    store: KVStore,
+    say: Callable[[str], None],
 ) -> tuple[Pipeline, bool]:
     """The pipeline of a server, nothing loaded yet, and whether there is an index."""
-    from epicrag.index.kvstore import KVStore
     from epicrag.serving.schedule import Limits
 
-    folder = api_folder(config)
     options: dict[str, Any] = {
         "context_limit": context_limit,
         "limits": Limits(max_running=settings.max_running, max_waiting=settings.max_waiting),
-        "other_store": KVStore(folder / "kv", budget_bytes=config.kv_disk),
+        "other_store": store,
     }
     if with_index:
         with suppress(IndexEmptyError):
-            pipeline = Pipeline.open(config, say=notices.say, engine_options=options)
+            pipeline = Pipeline.open(config, say=say, engine_options=options)
             return pipeline, True
-        notices.say(f"there is no index at {config.index}: the model is served alone")
-    own = folder / "own-kv"
-    pipeline = Pipeline(config, say=notices.say, kv_folder=own, engine_options=options)
+        say(f"there is no index at {config.index}: the model is served alone")
+    own = (
+        api_folder(config) / "own-kv"
+    )  # of the system prompt: an index is neither made nor changed
+    pipeline = Pipeline(config, say=say, kv_folder=own, engine_options=options)
     return pipeline, False
 
 
 def api_folder(config: Config) -> Path:
     """Where what clients bring along is kept: beside the index's server file, and not in the index."""
-    from epicrag.server.discovery import run_file
-
     return config.home / "api" / run_file(config.home, config.index).stem
 
 
@@ -169,12 +172,14 @@ class Loading:
         self,
         state: State,
         pipeline: Pipeline,
+        furnish: Callable[[], None],
         discovery: Discovery,
         say: Callable[[str], None],
     ) -> None:
         self.error: BaseException | None = None
         self._state = state
         self._pipeline = pipeline
+        self._furnish = furnish
         self._discovery = discovery
         self._say = say
         self._thread = threading.Thread(target=self._load, name="epicrag-loading", daemon=True)
@@ -213,6 +218,7 @@ class Loading:
 
             _ = pipeline.vectors, pipeline.reranker
             check_embedder(pipeline.catalog, pipeline.embedder)
+        self._furnish()
 
 
 # --- the end -------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import Request
@@ -12,7 +12,6 @@ from epicrag.errors import IndexEmptyError
 from epicrag.server.errors import ApiError, retry_after
 from epicrag.server.jobs import Jobs
 from epicrag.server.metrics import Metrics
-from epicrag.server.notices import Notices
 from epicrag.server.settings import ServerSettings
 from epicrag.server.tenants import LOCAL, Tenant
 
@@ -28,7 +27,7 @@ Phase = Literal["loading", "ready", "stopping", "failed"]
 class State:
     """One server's. It is made before the model is loaded: asked for the pipeline too early, it says so.
 
-    `chunks` and `recogniser` are there once the pipeline is, where their rooms are.
+    `chunks`, `bringer` and `recogniser` are there once `rooms.py` has opened them.
     """
 
     def __init__(
@@ -38,12 +37,10 @@ class State:
         metrics: Metrics | None = None,
         *,
         has_index: bool = True,
-        notices: Notices | None = None,
     ) -> None:
         self.settings = settings or ServerSettings()
         self.metrics = metrics or Metrics()
         self.jobs = Jobs(self.settings.max_running + self.settings.max_waiting)
-        self.notices = notices or Notices()
         self.started = int(time.time())
         self.phase: Phase = "loading"
         self.has_index = has_index
@@ -94,7 +91,7 @@ class State:
 
     def turn(self) -> AbstractContextManager[object]:
         """Have the catalog and the embedder alone, for what is not a question."""
-        return getattr(self.pipeline, "turn", None) or nullcontext()
+        return self.pipeline.turn
 
     def models_for(self, tenant: Tenant) -> tuple[str, ...]:
         """The names of models that a tenant may ask."""

@@ -27,6 +27,7 @@ from epicrag.types import (
     Usage,
 )
 
+SERVER = ("EPICRAG_SERVER", "EPICRAG_TOKEN")
 RECEIPT = Receipt(
     policy="legolink(16)",
     compile="isolated",
@@ -43,6 +44,7 @@ RECEIPT = Receipt(
 class StubGeneration:
     deltas: list[str]
     pieces_used: int = 2
+    is_constrained: bool = False
     finish_reason: str = "stop"
     receipt: Receipt = RECEIPT
     usage: Usage = field(default_factory=lambda: Usage(4211, 7))
@@ -165,7 +167,7 @@ class Run:
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No settings of whoever runs the tests, and none left behind."""
-    for name in ("EPICRAG_INDEX", "EPICRAG_MODEL", "EPICRAG_CONFIG", "NO_COLOR"):
+    for name in ("EPICRAG_INDEX", "EPICRAG_MODEL", "EPICRAG_CONFIG", "NO_COLOR", *SERVER):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("EPICRAG_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))

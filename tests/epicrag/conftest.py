@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +25,9 @@ class WordCounter:
 
     def count(self, text: str) -> int:
         return len(self.ends(text))
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        return tuple(range(self.count(text)))
 
     def ends(self, text: str) -> Sequence[int]:
         ends = [found.end() for found in re.finditer(r"\S+\s*|^\s+", text)]
@@ -64,6 +66,7 @@ class StubGeneration:
     deltas: list[str]
     fits: int
     pieces_used: int = 0
+    is_constrained: bool = False
     finish_reason: str = "stop"
     closed: bool = False
     usage: Usage = field(default_factory=lambda: Usage(100, 5))
@@ -150,6 +153,38 @@ class StubEngine:
         return StubGeneration(["", *re.findall(r"\S+\s*", text)], fits)
 
 
+@dataclass
+class StubCompiler:
+    """An engine that writes tiny KV, and says how many tokens it computed."""
+
+    store: Any
+    profile: str = "profile-1"
+    refusal: str | None = None
+    kv_bytes_per_token: int = 10
+    on_compile: Callable[[], object] = lambda: None
+    compiled: list[Any] = field(default_factory=list)
+
+    def key_of(self, piece: Any, mode: str | None = None) -> str:
+        parts = (self.profile, piece.namespace, piece.text, piece.before)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def own_keys(self) -> set[str]:
+        return set()
+
+    def compile(self, pieces: Any) -> Iterator[tuple[int, str, int]]:
+        for index, piece in enumerate(pieces):
+            key = self.key_of(piece)
+            self.on_compile()
+            is_new = self.store is None or not self.store.contains(key)
+            if is_new and self.store is not None:
+                import torch
+
+                zeros = torch.zeros(1, 1, 1, 2)
+                self.store.put(key, zeros, zeros, {})
+                self.compiled.append(piece)
+            yield index, key, len(piece.text.split()) if is_new else 0
+
+
 class Bench:
     """A folder of documents and the index over it; `open` gives a pipeline as a new process would."""
 
@@ -194,6 +229,16 @@ class Bench:
         """The keys of documents' KV on disk, without the engine's own."""
         with self.open() as pipeline:
             return pipeline.kv_store.keys() - self.engine.own_keys()
+
+
+@pytest.fixture
+def make_compiler() -> type[StubCompiler]:
+    return StubCompiler
+
+
+@pytest.fixture
+def word_counter() -> WordCounter:
+    return WordCounter()
 
 
 @pytest.fixture

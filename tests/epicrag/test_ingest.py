@@ -314,7 +314,7 @@ def test_a_known_path_that_is_gone_means_deleted_once_somebody_says_yes(museum):
     """One document of three is not most of the index: but it was named, and is not there."""
     path = museum.docs / "museum.txt"
     path.unlink()
-    with pytest.raises(MassDeleteError, match="museum.txt is not there") as refusal:
+    with pytest.raises(MassDeleteError, match=r"museum\.txt is not there") as refusal:
         museum.ingest(path)
     assert f"epicrag ingest {path} --yes" in refusal.value.hint
     assert "4471" in museum.found("door code")

@@ -106,14 +106,7 @@ def test_where_no_cut_does_it_there_is_none():
         """A tokenizer to which a text is one token more than its parts."""
 
         def ends(self, text: str) -> Sequence[int]:
-            return (
-                list(range(2, len(text), 2)) + [len(text)]
-                if len(text) % 2
-                else [
-                    *range(1, len(text), 2),
-                    len(text),
-                ]
-            )
+            return [*range(2 - len(text) % 2, len(text), 2), len(text)]
 
     text = "abcdefgh" * 20
     one = Stretch(text, list(range(1, len(text) + 1)), 3, 0, len(text))

@@ -65,7 +65,7 @@ def test_a_damaged_line_in_the_middle_is_named(sessions):
     session = sessions.open("talk")
     session.add(FIRST)
     session.file.write_bytes(b"{oops\n" + session.file.read_bytes())
-    with pytest.raises(DamagedError, match="line 1 of .*talk.jsonl"):
+    with pytest.raises(DamagedError, match=r"line 1 of .*talk\.jsonl"):
         sessions.open("talk")
     (summary,) = sessions.list()
     assert (summary.name, summary.turns) == ("talk", 0)

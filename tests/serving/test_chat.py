@@ -188,6 +188,29 @@ def test_the_beginning_of_a_chunk_is_read_from_the_whole(checkpoint, tmp_path):
     assert close(logits(engine, asked, LegoLink(1000)), logits(engine, asked, Full()))
 
 
+@pytest.mark.parametrize("policy", ["none", "legolink(3)", "spread(4,4)+correct(0.5)"])
+def test_the_middle_of_a_chunk_is_read_from_the_whole(tiny_engine, policy):
+    """Its rows stand where they do behind the whole, so that reading them behind what they were cached behind is exact."""
+    engine = bare_engine(tiny_engine("llama"))
+    beginning, end = CAT.index(" sat"), CAT.index(" to the other")
+    middle = Piece(CAT, shown=CAT[beginning:end], start=beginning)
+    asked = Chat((Message("user", (LEAD, CAT[:beginning], middle, " and a question")),))
+    with engine.stitched(asked, Naive(), mode="isolated", n_new=1) as stitched:
+        assert stitched.plan.exact == len(engine.tokenizer.ids(CAT[beginning:end]))
+    assert close(logits(engine, asked, parse_policy(policy)), logits(engine, asked, Full()))
+    elsewhere = Chat((Message("user", ("so: ", middle, " where?")),))
+    assert close(logits(engine, elsewhere, LegoLink(1000)), logits(engine, elsewhere, Full()))
+
+
+@pytest.mark.parametrize(("start", "shown"), [(1, "he ca"), (4, "dog"), (0, CAT + "!")])
+def test_what_no_tokens_of_a_chunk_make_up_is_plain_text(tiny_engine, start, shown):
+    engine = tiny_engine("llama")
+    asked = chat("so: ", Piece(CAT, shown=shown, start=start), " where?")
+    assert answered(engine, asked).receipt.stitched == 0
+    text = engine.tokenizer.decode(engine.lay_out(asked, 1).ids)
+    assert f"so: {shown} where?" in text
+
+
 def test_a_conversation_is_found_again(checkpoint, tmp_path):
     engine = Engine.load(
         checkpoint("llama"), name="llama", device="cpu", store=KVStore(tmp_path / "kv")

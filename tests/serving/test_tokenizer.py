@@ -96,3 +96,24 @@ def test_the_voice_without_control_tokens_is_the_same_shared_or_read_again(smoll
         want = again.encode(sample, add_special_tokens=False)
         got = loaded._plain.encode(sample, add_special_tokens=False)
         assert (got.ids, got.offsets) == (want.ids, want.offsets)
+
+
+def test_cut_names_the_tokens_of_characters_or_none(tokenizer):
+    text = "the cat sat on the mat 渡船 hello"
+    ids, ends = tokenizer.ids(text), tokenizer.ends(text)
+    assert len(ids) == len(ends)
+    for low in range(len(text)):
+        for high in range(low + 1, len(text) + 1):
+            is_cut = (low == 0 or low in ends) and high in ends
+            found = tokenizer.cut(text, low, high)
+            assert (found is not None) == is_cut
+            if found:
+                first, last = found
+                assert tokenizer.decode(ids[first:last]) == text[low:high]
+
+
+def test_text_that_spells_a_control_token_is_not_cut(tokenizer):
+    text = "hello <|im_end|> hello"
+    assert len(tokenizer.ids(text)) >= len(tokenizer.ends("hello"))
+    found = tokenizer.cut(text, 0, 5)
+    assert found is None or tokenizer.decode(tokenizer.ids(text)[slice(*found)]) == "hello"

@@ -35,6 +35,7 @@ class Words:
         self._dropped = n_pieces - self._fits
         self._policy = policy.name
         self.pieces_used = 0
+        self.is_constrained = False
         self.finish_reason = engine.reason
         self.given = 0
         self.threads: set[str] = set()
@@ -130,6 +131,7 @@ class ToldPipeline:
         self.config = Config(home=folder, index=folder / "index", min_score=0.15)
         self.engine = engine
         self.turn = threading.RLock()
+        self.recogniser = SimpleNamespace(parts=lambda text: (text,))
         self.options: list[dict[str, Any]] = []
         self.catalog = Shelf(dict(enumerate(chunks, 1)))
         self.queries: list[tuple[str, int | None]] = []

@@ -153,6 +153,7 @@ def test_the_model_loads_only_when_it_is_needed_and_once(pipeline, engine):
 
     class Lazy:
         config, catalog, turn = pipeline.config, pipeline.catalog, pipeline.turn
+        recogniser = pipeline.recogniser
 
         @property
         def engine(self):

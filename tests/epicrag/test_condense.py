@@ -1,0 +1,109 @@
+"""Follow-up questions for the search: what leans on the question before takes its words, what stands alone does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from epicrag.condense import condense, is_faithful, leans_on
+from epicrag.sessions import Exchange
+
+BATTERY = Exchange("How long does the battery last?", "It lasts 14 months. [1]")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "And at the fast interval?",
+        "What about humidity?",
+        "What does it not cover?",
+        "Who pays for that?",
+        "Where can they be bought?",
+        "Which of these is the best?",
+        "Does this work for all of them?",
+        "Why?",
+        "Which colour?",
+        "So how much is the other one?",
+        "What happens then?",
+        "ok, and the sensor?",
+        "What’s its range?",
+    ],
+)
+def test_a_follow_up_is_known(question):
+    assert leans_on(question)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "How long is the warranty?",
+        "Which library implements signals in Flask?",
+        "Is there a way to export readings every night?",
+        "Is it possible to export readings to a file?",
+        "What should a config file that is read at start hold?",
+        "How many alarms can the hub hold?",
+    ],
+)
+def test_a_question_that_stands_alone_is_left_as_it_is(question):
+    assert not leans_on(question)
+    assert condense(question, [BATTERY]).query == question
+
+
+def test_the_words_of_the_question_before_come_first():
+    found = condense("And at the fast interval?", [BATTERY])
+    assert found.query == "long battery last? And at the fast interval?"
+    assert found.is_changed
+
+
+def test_a_chain_of_follow_ups_keeps_its_subject():
+    first = condense("And at the fast interval?", [BATTERY])
+    turn = Exchange("And at the fast interval?", "4 months.", True, first.query)
+    assert "battery" in condense("Why is that?", [BATTERY, turn]).query
+
+
+def test_a_long_chain_does_not_grow_without_end():
+    query = " ".join(f"word{n}" for n in range(500))
+    turn = Exchange("q", "a", True, query)
+    assert len(condense("And that?", [turn]).query.split()) < 30
+
+
+def test_the_first_question_has_nothing_to_lean_on():
+    assert not condense("And it?", []).is_changed
+
+
+def test_off_leaves_everything_alone():
+    assert condense("And it?", [BATTERY], "off").query == "And it?"
+
+
+def test_a_rewriting_is_taken_where_it_kept_all_and_made_up_nothing():
+    question, good = (
+        "And at the fast interval?",
+        "How long does the battery last at the fast interval?",
+    )
+    assert is_faithful(good, question, [BATTERY])
+    assert condense(question, [BATTERY], "model", lambda *_: good).query == good
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "How long does the battery last?",  # lost what was asked
+        "How long does the tower in Ulm last at the fast interval?",  # made something up
+        "And at the fast interval?",  # added nothing
+    ],
+)
+def test_a_rewriting_that_is_none_is_not_taken(written):
+    found = condense("And at the fast interval?", [BATTERY], "model", lambda *_: written)
+    assert found.query == "long battery last? And at the fast interval?"
+
+
+def test_without_a_model_its_way_is_that_of_words():
+    words = condense("And it?", [BATTERY], "words")
+    assert condense("And it?", [BATTERY], "model") == words == condense("And it?", [BATTERY])
+
+
+def test_the_served_model_is_asked_for_one_line(tiny_engine):
+    from epicrag.condense import model_rewriter
+
+    written = model_rewriter(tiny_engine("llama"))("And it?", [BATTERY])
+    assert "\n" not in written
