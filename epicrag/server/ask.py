@@ -76,7 +76,7 @@ class AskRequest(Looking):
     temperature: float = Field(0.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k_tokens: int = Field(0, ge=0)
-    seed: int | None = Field(None, ge=0, lt=2**63)
+    seed: int | None = Field(None, ge=0)
     stop: list[str] = Field(default_factory=list, max_length=16)
     stream: bool = True
 

@@ -333,7 +333,7 @@ async function lookUntilReady() {
 
 async function greet() {
   try {
-    setServer("ready", await model() || "Ready");
+    setServer("ready", nameOf(await model()) || "Ready");
   } catch (error) {
     setServer("ready", "Ready");
     if (error.kind === "token") openDoor();

@@ -70,7 +70,7 @@ function timeBar(ms) {
 }
 
 function timeList(ms) {
-  const steps = STEPS.filter(([step]) => ms[step] || !RARE.has(step)).map(([step, name]) => [step, name, ms[step]]);
+  const steps = STEPS.filter(([step]) => ms[step] >= 1 || !RARE.has(step)).map(([step, name]) => [step, name, ms[step]]);
   const figures = [...steps, ["writing", "writing", Math.max(0, ms.total - ms.first_token)]];
   return make("dl", { class: "figures times" }, ...figures.map(([step, name, value]) =>
     make("div", {},

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,18 @@ def test_page_is_sent_again_only_when_it_changed(client: TestClient):
 @pytest.mark.parametrize("name", ["page.py", "..%2fpage.py", "%2e%2e/page.py", "nothing.js", ""])
 def test_no_other_file_is_sent(client: TestClient, name: str):
     assert client.get(f"/assets/{name}").status_code in (404, 405)
+
+
+def test_page_needs_no_token_but_what_it_asks_for_does(make_server: Any):
+    from epicrag.server.tenants import load_tenants
+
+    client = make_server(tenants=load_tenants(None, "a-token-that-is-long-enough")).client
+    html = client.get("/").text
+    for path in ["/", *re.findall(r"assets/[\w.]+", html)]:
+        response = client.get(path)
+        assert response.status_code == 200
+        assert response.headers["content-security-policy"].startswith("default-src 'none'")
+    assert client.get("/v1/models").status_code == 401
 
 
 def test_page_names_no_other_host_and_holds_no_inline_code():
@@ -258,15 +271,13 @@ def stage_app(stage: Stage) -> FastAPI:
     return app
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Stage]:
-    """The stage on a free port of this machine, in a thread."""
+@contextmanager
+def running(app: FastAPI) -> Iterator[str]:
+    """An app on a free port of this machine, in a thread; its address."""
     import uvicorn
 
-    stage = Stage()
     listener = socket.create_server(("127.0.0.1", 0))
-    stage.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    config = uvicorn.Config(stage_app(stage), log_level="critical", ws="none", lifespan="off")
+    config = uvicorn.Config(app, log_level="critical", ws="none", lifespan="off")
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -274,10 +285,17 @@ def served() -> Iterator[Stage]:
     until = time.monotonic() + 10
     while not server.started and time.monotonic() < until:
         time.sleep(0.01)
-    yield stage
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
     thread.join(10)
     listener.close()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Stage]:
+    stage = Stage()
+    with running(stage_app(stage)) as stage.url:
+        yield stage
 
 
 @pytest.fixture
@@ -397,6 +415,23 @@ def test_answer_streams_with_citations_and_receipt(visit: Any, stage: Stage):
         "1 docs/tern-manual.md lines 12–30 · Warranty",
         "2 tern-datasheet.pdf page 2 · Range",
     ]  # the third is cited only together with the first: the stage does not count it
+
+
+def test_page_over_the_real_app(browser: Any, server: Any):
+    with running(server.app) as url:
+        one = Visit(browser, Stage(url))
+        page = one.open()
+        turn = one.ask("When does the harbour museum open?")
+        turn.get_by_role("button", name="Ask again").wait_for()
+        assert "reused" in turn.locator(".receipt").inner_text()
+        with page.expect_response("**/v1/passages/*") as passage:
+            turn.locator("button.cite, button.source").first.click()
+        assert passage.value.status == 200
+        panel = page.get_by_role("dialog")
+        assert panel.locator(".itself").inner_text().strip()
+        assert panel.locator("#passage-place").inner_text()
+        one.context.close()
+    assert not one.complaints and not one.elsewhere
 
 
 def test_citation_opens_its_passage_and_gives_the_focus_back(visit: Any):
