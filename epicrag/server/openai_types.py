@@ -2,7 +2,7 @@
 
 The models are strict, so that the OpenAPI document says what is really taken: a number is no string, and what
 would change the answer and cannot be done is refused by its name. Fields that are not listed are ignored, as
-OpenAI-compatible servers do.
+OpenAI-compatible servers do. A list is read up to its first mistake: a large body may hold a million.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ NoBias: TypeAlias = Annotated[
     refused("this server biases no tokens: leave it out", None, {}),
 ]
 Stop: TypeAlias = Annotated[
-    Annotated[Words, Tag("(text)")] | Annotated[list[Words], Field(max_length=16), Tag("(list)")],
+    Annotated[Words, Tag("(text)")]
+    | Annotated[list[Words], Field(fail_fast=True, max_length=16), Tag("(list)")],
     Discriminator(_shape),
 ]
 
@@ -135,7 +136,7 @@ class TextPart(Lax):
 Part: TypeAlias = Annotated[TextPart, BeforeValidator(_text_only)]
 Content: TypeAlias = Annotated[
     Annotated[Text, Tag("(text)")]
-    | Annotated[list[Part], Field(min_length=1, max_length=1024), Tag("(list)")],
+    | Annotated[list[Part], Field(fail_fast=True, min_length=1, max_length=1024), Tag("(list)")],
     Discriminator(_shape),
 ]
 
@@ -151,7 +152,9 @@ class ChunkReference(Exact):
 class Message(Lax):
     role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_no_tools)]
     content: Content
-    chunk_references: Annotated[list[ChunkReference], Field(max_length=1024)] | None = None
+    chunk_references: (
+        Annotated[list[ChunkReference], Field(fail_fast=True, max_length=1024)] | None
+    ) = None
     """Chunks registered at /v1/chunks, in the order in which they are to stand."""
 
     @property
@@ -258,15 +261,15 @@ _TEXT_ONLY = "this server writes text only: leave it out"
 class ChatRequest(Request):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=4096)]
     max_completion_tokens: Count | None = None
     """As `max_tokens`, and before it."""
     response_format: ResponseFormat | None = None
-    documents: Annotated[list[Given], Field(max_length=256)] | None = None
+    documents: Annotated[list[Given], Field(fail_fast=True, max_length=256)] | None = None
     """Texts that are chunked, cached and put before the last question as numbered passages."""
-    tools: list[JsonObject] | None = None
+    tools: Annotated[list[JsonObject], Field(fail_fast=True)] | None = None
     """Ignored, which is said in `epicrag.warnings`."""
-    functions: list[JsonObject] | None = None
+    functions: Annotated[list[JsonObject], Field(fail_fast=True)] | None = None
     """Ignored, which is said in `epicrag.warnings`."""
     tool_choice: Annotated[
         Literal["auto", "none"] | None, refused(_TOOL_CHOICE, None, "auto", "none")
@@ -297,7 +300,7 @@ def _prompts(value: object) -> object:
 
 Prompts: TypeAlias = Annotated[
     Annotated[Words, Tag("(text)")]
-    | Annotated[list[Words], Field(min_length=1, max_length=64), Tag("(list)")],
+    | Annotated[list[Words], Field(fail_fast=True, min_length=1, max_length=64), Tag("(list)")],
     Discriminator(_shape),
     BeforeValidator(_prompts),
 ]

@@ -67,9 +67,9 @@ class Items(Generic[T]):
 
     async def aclose(self) -> None:
         waiting, self._next = self._next, None
-        if waiting is not None and not waiting.done():
+        if waiting is not None:
             waiting.cancel()
-            await asyncio.wait({waiting})
+            await asyncio.gather(waiting, return_exceptions=True)  # nobody is left to be told
         await self._items.aclose()
 
 

@@ -31,6 +31,10 @@ PIECES: dict[str, Any] = {"/v1/chat/completions": ChatChunk, "/v1/completions": 
 MODELS = {"/v1/embeddings": "all-minilm-l6-v2"}
 
 
+PATIENCE_S = 120
+"""A stream that takes longer is cut off by the client."""
+
+
 class Door:
     """Leads to the app of the test that runs; to begin with, to one that only tells of itself."""
 
@@ -106,6 +110,7 @@ def ask_a_model_that_is_there(case: Case) -> None:
 def test_requests_of_any_kind(case: Case, open_door: None):
     ask_a_model_that_is_there(case)
     case.call_and_validate(
+        timeout=PATIENCE_S,
         excluded_checks=[positive_data_acceptance],
         additional_checks=[document_is_honest, pieces_are_of_their_shape],
     )

@@ -146,3 +146,11 @@ def test_schema_says_what_is_taken():
     assert schema["properties"]["max_tokens"]["anyOf"][0]["minimum"] == 1
     assert "additionalProperties" not in schema
     assert schema["$defs"]["Settings"]["additionalProperties"] is False
+
+
+def test_a_million_mistakes_are_one():
+    part = {"type": "image_url"}
+    wrong = [{"role": "user", "content": [part] * 100}] * 100
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({"model": "m", "messages": wrong})
+    assert caught.value.error_count() == 1
