@@ -21,6 +21,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -477,6 +478,8 @@ def main() -> None:
     from epicrag.config import load_config
 
     args = _arguments()
+    # Whatever ends this run ends its servers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     given = {"index": args.index, "home": args.home}
     config = load_config({key: value for key, value in given.items() if value is not None})
     pool = pool_of(config, args.pool, args.seed)
