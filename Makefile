@@ -11,11 +11,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 QUESTION ?= How long is the warranty?
 OFFLINE := HF_HUB_OFFLINE=1 EPICRAG_OFFLINE=1
 
-.PHONY: help demo test check lint types check-wheel bench clean
+.PHONY: help demo test test-llamaindex check lint types check-wheel bench clean
 .DELETE_ON_ERROR:
 
 help:  ## Say what there is
-	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 18
 
 # One environment for all of it. Made again only when what it is made of has changed.
 $(READY): pyproject.toml constraints.txt offline-models.txt
@@ -38,6 +38,25 @@ demo: $(READY)  ## Install, ingest examples/docs, ask a question
 test: export EPICRAG_TEST_HOME = $(CURDIR)/.test-home
 test: $(READY)  ## Install if needed, run the tests; ARGS="-k name" are pytest's
 	$(OFFLINE) $(BIN)/python -m pytest $(ARGS)
+
+# Older llama-index-core, each in front of what .venv holds. (pip says that other packages want a newer one: they do.)
+LLAMAINDEX ?= 0.12.52 0.13.6 0.14.21
+.llamaindex/%/.ready: $(READY)
+	rm -rf .llamaindex/$*
+	$(BIN)/python -m venv --without-pip .llamaindex/$*
+	shared="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
+	own="$$(.llamaindex/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
+	echo "import site; site.addsitedir('$$shared')" >"$$own/shared.pth"
+	.llamaindex/$*/bin/python -m pip --disable-pip-version-check --quiet install "llama-index-core==$*"
+	@touch $@
+
+test-llamaindex: export EPICRAG_TEST_HOME = $(CURDIR)/.test-home
+test-llamaindex: $(LLAMAINDEX:%=.llamaindex/%/.ready)  ## The tests of the LlamaIndex part, on the oldest to the newest core
+	@failed=""; for python in $(LLAMAINDEX:%=.llamaindex/%/bin/python) $(BIN)/python; do \
+	"$$python" -c 'import llama_index.core as core; print("llama-index-core", core.__version__)' 2>/dev/null; \
+	$(OFFLINE) "$$python" -m pytest -q -W "ignore::pydantic.warnings.UnsupportedFieldAttributeWarning" \
+	tests/epicrag/llamaindex $(ARGS) || failed="$$failed $$python"; done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 check: lint types check-wheel  ## Lint, types, and the wheel in an empty environment
 
@@ -64,4 +83,4 @@ bench: $(READY)  ## Every link policy on examples/docs, measured; ARGS="--quick"
 	$(BIN)/epicrag bench $(ARGS)
 
 clean:  ## Remove what make made
-	rm -rf .venv .demo .test-home build dist *.egg-info
+	rm -rf .venv .llamaindex .demo .test-home build dist *.egg-info

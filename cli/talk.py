@@ -15,7 +15,7 @@ from epicrag.condense import Rewriter, condense, model_rewriter
 from epicrag.errors import EpicragError, UsageError
 from epicrag.history import messages_of
 from epicrag.passages import remember, show
-from epicrag.remote import Remote, ServerGoneError
+from epicrag.remote import Remote, ServerGoneError, policy_named
 from epicrag.sessions import Exchange, Session, Sessions
 from epicrag.types import Answer
 
@@ -261,9 +261,7 @@ class Talk:
         self.out.note(f"{count(self.manner.k, 'passage')} from now on")
 
     def _set_policy(self, _: Face, rest: str) -> None:
-        from epicrag.serving.policies import parse_policy
-
-        self.manner.policy = parse_policy(rest).name
+        self.manner.policy = policy_named(rest)
         self.out.note(f"{self.manner.policy} from now on")
 
     def _retry(self, face: Face, _: str) -> None:

@@ -119,6 +119,8 @@ class AnswerStream:
         self.notes: list[str] = []
         self.finish_reason = "stop"
         """That of the generation, or REPEATS, when the iteration has ended; "stop" where no model was asked."""
+        self.abstains = False
+        """Whether the text says that there is no answer: known with its first piece."""
         self._ask = ask
         self._generation = generation
         self._answer: Answer | None = None
@@ -257,6 +259,7 @@ class AnswerStream:
             if self._ask.relevance is not None and self._ask.relevance.rule == "filter":
                 hint = "look at what the documents say of themselves: epicrag list --json"
             raise AbstainedError(text, hint)
+        self.abstains = True
         self._answer = Answer(
             question=self.question,
             text=text,

@@ -33,56 +33,64 @@ class Candidate(NamedTuple):
     row: int
 
 
+class _Table(NamedTuple):
+    """What is kept of the texts, ascending by how they begin: (N,) each, and (2**_SLOTS,)."""
+
+    begins: NDArray[np.uint64]
+    digest: NDArray[np.uint64]
+    length: NDArray[np.int64]
+    row: NDArray[np.int64]
+    may_begin: NDArray[np.bool_]
+
+
 class Known:
-    """A set of texts, each under a row of its own. Takes some 40 bytes a text, and a megabyte."""
+    """A set of texts, each under a row of its own. Takes 32 bytes a text, and a megabyte."""
 
     def __init__(self) -> None:
-        self._table = np.zeros(0, _TEXT)
-        self._may_begin = np.zeros(1 << _SLOTS, bool)
+        self._table = _sorted(np.zeros(0, _TEXT))
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self._table.row)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory."""
-        return self._table.nbytes + self._may_begin.nbytes
+        return sum(column.nbytes for column in self._table)
 
     def update(self, new: Iterable[tuple[int, str]], gone: Collection[int] = ()) -> None:
         """Add texts by their rows, and forget rows. Texts that are too short to be found are left out."""
-        fresh = [described(row, text.encode("utf-8", "surrogatepass")) for row, text in new]
-        table = np.array([text for text in fresh if text is not None], _TEXT)
-        kept = self._table
+        fresh = (described(row, text.encode("utf-8", "surrogatepass")) for row, text in new)
+        added = np.array([text for text in fresh if text is not None], _TEXT)
+        old = self._table
+        kept = np.zeros(len(old.row), _TEXT)
+        for name in _TEXT.names or ():
+            kept[name] = getattr(old, name)
         if len(gone):
             kept = kept[~np.isin(kept["row"], np.fromiter(gone, np.int64))]
-        table = np.concatenate([kept, table])
-        may_begin = np.zeros(1 << _SLOTS, bool)
-        may_begin[table["begins"] >> (64 - _SLOTS)] = True
         # Replaced, not changed: a search in another thread goes on in what it began with.
-        self._table = table[np.argsort(table["begins"], kind="stable")]
-        self._may_begin = may_begin
+        self._table = _sorted(np.concatenate([kept, added]))
 
     def find(self, data: bytes) -> list[Candidate]:
         """Return where known texts may stand in `data`, in no order, overlapping where they do."""
         table = self._table
         places = len(data) - BEGINS + 1
-        if places <= 0 or not len(table):
+        if places <= 0 or not len(table.row):
             return []
         sums, inverse = _sums(data)
         begins = (sums[BEGINS:] - sums[:places]) * inverse[:places]
-        starts = np.flatnonzero(self._may_begin[begins >> (64 - _SLOTS)])
-        low = np.searchsorted(table["begins"], begins[starts], "left")
-        counts = np.searchsorted(table["begins"], begins[starts], "right") - low
+        starts = np.flatnonzero(table.may_begin[begins >> (64 - _SLOTS)])
+        low = np.searchsorted(table.begins, begins[starts], "left")
+        counts = np.searchsorted(table.begins, begins[starts], "right") - low
         if (total := int(counts.sum())) == 0:
             return []
         before = np.repeat(np.cumsum(counts) - counts, counts)
         which = (np.repeat(low, counts) + np.arange(total) - before)[:MOST_CANDIDATES]
         start = np.repeat(starts, counts)[:MOST_CANDIDATES]
-        end = start + table["length"][which]
+        end = start + table.length[which]
         fits = end <= len(data)
         which, start, end = which[fits], start[fits], end[fits]
-        same = (sums[end] - sums[start]) * inverse[start] == table["digest"][which]
-        rows = table["row"][which]
+        same = (sums[end] - sums[start]) * inverse[start] == table.digest[which]
+        rows = table.row[which]
         found = zip(start[same].tolist(), end[same].tolist(), rows[same].tolist(), strict=True)
         return [Candidate(*one) for one in found]
 
@@ -90,6 +98,15 @@ class Known:
 _TEXT = np.dtype(
     [("begins", np.uint64), ("digest", np.uint64), ("length", np.int64), ("row", np.int64)]
 )
+
+
+def _sorted(texts: NDArray[np.void]) -> _Table:
+    order = np.argsort(texts["begins"], kind="stable")
+    may_begin = np.zeros(1 << _SLOTS, bool)
+    may_begin[texts["begins"] >> (64 - _SLOTS)] = True
+    texts = texts[order]
+    begins, digest, length, row = (np.ascontiguousarray(texts[n]) for n in _TEXT.names or ())
+    return _Table(begins, digest, length, row, may_begin)
 
 
 def described(row: int, data: bytes) -> tuple[int, int, int, int] | None:

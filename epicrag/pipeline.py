@@ -618,7 +618,7 @@ class Pipeline:
                 spent_ms,
                 strict,
                 relevance,
-                cite,
+                cite and not (sampling and sampling.grammar),  # JSON with markers is none
                 query=searched,
             )
             if not hits or (relevance and not relevance.is_relevant):

@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from epicrag.chunkbook import ChunkBook
     from epicrag.index.catalog import Catalog
     from epicrag.serving.prompt import Piece
+    from epicrag.types import Chunk
 
 _log = logging.getLogger("epicrag")
 
@@ -257,18 +260,22 @@ class _Taken:
     """Stretches of a text that are spoken for."""
 
     def __init__(self) -> None:
-        self._spans: list[tuple[int, int, KnownChunk]] = []
+        self._starts: list[int] = []
+        self._spans: list[tuple[int, int, KnownChunk]] = []  # in order
 
     def is_free(self, start: int, end: int) -> bool:
-        return all(end <= low or high <= start for low, high, _ in self._spans)
+        at = bisect_left(self._starts, end)  # of those that begin before its end, the last ends last
+        return at == 0 or self._spans[at - 1][1] <= start
 
     def take(self, start: int, end: int, chunk: KnownChunk) -> None:
-        self._spans.append((start, end, chunk))
+        at = bisect_left(self._starts, start)
+        self._starts.insert(at, start)
+        self._spans.insert(at, (start, end, chunk))
 
     def matches(self, data: bytes) -> Iterator[_Match]:
         """From bytes to characters, in order."""
         place = at = 0
-        for start, end, chunk in sorted(self._spans, key=lambda span: span[0]):
+        for start, end, chunk in self._spans:
             place += len(data[at:start].decode("utf-8", "surrogatepass"))
             length = chunk.body[1] - chunk.body[0]
             yield _Match(chunk, place, place + length)
@@ -322,9 +329,10 @@ class IndexSource:
             gone = np.setdiff1d(self._rows, rows, assume_unique=True).tolist()
 
             def read() -> None:
-                chunks = catalog.all_chunks(new if len(self._rows) else None)
-                texts = ((row, chunk.text.strip()) for row, chunk in chunks if row in new)
-                self.known.update(texts, gone)
+                chunks = _each(catalog, new) if len(self._rows) else catalog.all_chunks()
+                self.known.update(
+                    ((row, chunk.text.strip()) for row, chunk in chunks if row in new), gone
+                )
                 self._rows, self._stamp = rows, stamp
                 with self._mutex:
                     self._texts.clear()
@@ -387,6 +395,13 @@ class IndexSource:
                 self._reading.release()
 
         threading.Thread(target=run, name="epicrag-recognise", daemon=True).start()
+
+
+def _each(catalog: Catalog, rows: Iterable[int]) -> Iterator[tuple[int, Chunk]]:
+    """The chunks of some rows; those that are gone meanwhile are left out."""
+    for row in rows:
+        with suppress(KeyError):
+            yield row, catalog.chunk(row)
 
 
 class BookSource:

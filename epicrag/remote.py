@@ -176,6 +176,13 @@ def differing(server: Server, config: Config) -> list[str]:
     return found
 
 
+def policy_named(text: str) -> str:
+    """The link policy of a name, as it is written in full. UsageError: there is none."""
+    from epicrag.serving.policies import parse_policy
+
+    return parse_policy(text).name
+
+
 def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,8 +47,8 @@ FORMATS = frozenset(
 )
 """Of `format`: those that are followed. JSON Schema lets a reader pass over the others, and so do we."""
 
-_TRIES = 200
-"""Parts of a schema that are tried alone to say which of them is refused."""
+_SEARCH_SECONDS = 1.0
+"""For so long parts of a schema are tried alone, to say which of them is refused."""
 _OBJECTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
 
@@ -360,6 +361,8 @@ def _refusal(source: str) -> str:
 def _plain(why: str) -> str:
     """A library's message on one line, of bounded length."""
     why = why.replace("Unimplemented keys:", "keywords that are not supported:")
+    if why.startswith("oneOf"):
+        return "oneOf is followed where its parts clearly exclude each other; say anyOf"
     return " ".join(why.replace("<non-verbose/>", "").split())[:300]
 
 
@@ -367,8 +370,9 @@ def _place(schema: dict[str, Any], why: str) -> str:
     """Where the part of a schema stands that is refused for this reason: the smallest one that is, alone."""
     roots: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     place = "#"
-    for tried, (where, part) in enumerate(subschemas(schema, "#")):
-        if tried >= _TRIES:
+    until = time.monotonic() + _SEARCH_SECONDS
+    for where, part in subschemas(schema, "#"):
+        if time.monotonic() > until:
             break
         if len(where) > len(place) and where.startswith(place):
             source = _schema_source({**roots, **part})

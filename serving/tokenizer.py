@@ -9,7 +9,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,8 +122,8 @@ class UnitTokenizer:
         out = array("Q")
         base = 0
         for piece in _windows(text):
-            for _, end in self._plain.encode(piece, add_special_tokens=False).offsets:
-                out.append(max(base + end, out[-1] if out else 0))
+            offsets = self._plain.encode(piece, add_special_tokens=False).offsets
+            out.extend(base + end for end in accumulate((end for _, end in offsets), max))
             base += len(piece)
         if out:
             out[-1] = len(text)

@@ -76,7 +76,7 @@ class AskRequest(Looking):
     temperature: float = Field(0.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k_tokens: int = Field(0, ge=0)
-    seed: int | None = Field(None, ge=0, lt=2**63)
+    seed: int | None = Field(None, ge=0)
     stop: list[str] = Field(default_factory=list, max_length=16)
     stream: bool = True
 
@@ -156,14 +156,15 @@ def _lines(
     said: list[str] = []
     with _begin(state, tenant, body, said.append) as stream:
         job.on_cancel(stream.cancel)
-        yield {"hits": [hit_json(rank, hit) for rank, hit in enumerate(stream.hits, 1)]}
+        hits = [hit_json(rank, hit) for rank, hit in enumerate(stream.hits, 1)]
+        yield {"hits": hits, "relevance": relevance_json(stream.relevance)}
         yield from ({"notice": text} for text in said)
         for delta in stream:
             note_first(state, request)
             yield {"delta": delta}
         answer = stream.answer
     note(request, answer.receipt, answer.usage)
-    yield answer_line(answer, stream.notes)
+    yield {**answer_line(answer, stream.notes), **stream.conversation()}
 
 
 def _begin(

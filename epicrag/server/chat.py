@@ -33,7 +33,9 @@ async def chat_completions(
     """The model `epicrag` answers from the index: the last message is the question, and the text has markers
     such as [1]. The served model answers the conversation as it is, or from the chunks and documents that come
     with it. With `stream`, pieces of the answer come as server-sent events."""
-    reply = replying.Replying(state, request, lambda job: Writer(state, tenant, job).chat(body))
+    reply = replying.Replying(
+        state, request, lambda job: Writer(state, tenant, job).chat(body), "messages"
+    )
     envelope = Envelope.of(state, "chatcmpl", body)
     if body.stream:
         return await reply.stream(

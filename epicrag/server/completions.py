@@ -40,7 +40,7 @@ async def completions(
 ) -> Response:
     """Each prompt reaches the model as a user's message, and makes a choice. The model `epicrag` answers from
     the index."""
-    reply = replying.Replying(state, request, _work(state, tenant, body))
+    reply = replying.Replying(state, request, _work(state, tenant, body), "prompt")
     envelope = Envelope.of(state, "cmpl", body)
     if body.stream:
         return await reply.stream(_Pieces(envelope, len(body.prompts)))

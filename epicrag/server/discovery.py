@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from epicrag import __version__
+from epicrag.remote import as_json, run_file
 
 if TYPE_CHECKING:
     from epicrag.config import Config
@@ -21,12 +22,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("epicrag")
 
 _OF_INGEST_OR_PLACE = frozenset({"home", "index", "origins", "offline", "log"})
-
-
-def run_file(home: Path, index: Path) -> Path:
-    """Where the server of an index says where it is."""
-    digest = hashlib.sha256(os.fsencode(os.path.abspath(index))).hexdigest()
-    return home / "run" / f"{digest[:16]}.json"
 
 
 class Discovery:
@@ -66,7 +61,8 @@ class Discovery:
                 self._file,
                 error.strerror,
             )
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
             return
         self._is_there = True
 
@@ -75,20 +71,12 @@ class Discovery:
         if not self._is_there:
             return
         self._is_there = False
-        try:
+        with suppress(OSError, ValueError):
             if json.loads(self._file.read_text("utf-8")).get("secret") == self._facts["secret"]:
                 self._file.unlink()
-        except (OSError, ValueError):
-            pass
 
 
 def settings_json(config: Config) -> dict[str, Any]:
     """The settings that may decide an answer, as JSON gives them back."""
     names = [field.name for field in fields(config) if field.name not in _OF_INGEST_OR_PLACE]
-    return {name: _json(getattr(config, name)) for name in names}
-
-
-def _json(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {str(key): _json(one) for key, one in value.items()}
-    return str(value) if isinstance(value, Path) else value
+    return {name: as_json(getattr(config, name)) for name in names}

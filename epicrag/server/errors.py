@@ -167,7 +167,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
     says = [f"{_field(item)}: {item.get('msg', 'is not valid')}" for item in found[:_MAX_SHOWN]]
     more = f" (and {len(found) - _MAX_SHOWN} more)" if len(found) > _MAX_SHOWN else ""
     param = _field(found[0]) if found else None
-    return ApiError(400, "; ".join(says) + more, param=param, code="invalid_request")
+    return ApiError(400, "; ".join(says) + more, param=param, code="invalid_field")
 
 
 def _field(item: Mapping[str, Any]) -> str:
@@ -183,12 +183,17 @@ def _field(item: Mapping[str, Any]) -> str:
 
 def _http(request: Request, error: HTTPException) -> ApiError:
     """What the router itself refuses: an unknown path, a method, a body that is not JSON."""
+    from epicrag.server.openapi import methods_of
+
     if error.status_code == 404:
         message = f"there is nothing at {request.url.path[:200]}"
         return ApiError(404, message, "see /openapi.json for what there is")
     if error.status_code == 405:
         message = f"{request.method} is not for {request.url.path[:200]}"
-        return ApiError(405, message, headers=error.headers, code="method_not_allowed")
+        headers = dict(error.headers or {})
+        if methods := methods_of(request.app, request.url.path):
+            headers["Allow"] = ", ".join(methods)
+        return ApiError(405, message, headers=headers, code="method_not_allowed")
     return ApiError(error.status_code, str(error.detail)[:500], headers=error.headers)
 
 

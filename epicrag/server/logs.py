@@ -26,6 +26,9 @@ SERVER = logging.getLogger("epicrag.server")
 CLIENT_LEFT = 499
 """What a request is counted as whose client went away before there was an answer."""
 
+_PROBES = ("/healthz", "/metrics")
+"""Asked by machines every few seconds: counted, and not logged."""
+
 _HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -63,7 +66,9 @@ class Logged:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http":  # nothing else is served
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
             return
         record = Record()
         scope.setdefault("state", {})["record"] = record
@@ -87,7 +92,7 @@ class Logged:
         finally:
             endpoint = endpoint_of(scope)
             self._state.metrics.requests.labels(endpoint, str(status)).inc()
-            if REQUESTS.isEnabledFor(logging.INFO):
+            if endpoint not in _PROBES and REQUESTS.isEnabledFor(logging.INFO):
                 REQUESTS.info("%s", endpoint, extra={"request": _line(scope, record, status)})
 
 

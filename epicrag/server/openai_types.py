@@ -79,7 +79,7 @@ def _shape(value: object) -> str:
 
 Count: TypeAlias = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(_integral)]
 Offset: TypeAlias = Annotated[int, Field(ge=0, le=MOST), BeforeValidator(_integral)]
-Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), BeforeValidator(_integral)]
+Seed: TypeAlias = Annotated[int, BeforeValidator(_integral)]
 TopK: TypeAlias = Annotated[int, Field(ge=-1, le=MOST), BeforeValidator(_integral)]
 Passages: TypeAlias = Annotated[int, Field(ge=1, le=1000), BeforeValidator(_integral)]
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
@@ -276,7 +276,10 @@ class ChatRequest(Request):
     ] = None
     logprobs: Annotated[Literal[False] | None, refused(_NO_LOGPROBS, None, False)] = None
     top_logprobs: Annotated[Literal[0] | None, refused(_NO_LOGPROBS, None, 0)] = None
-    modalities: Annotated[list[Literal["text"]] | None, refused(_TEXT_ONLY, None, ["text"])] = None
+    modalities: Annotated[
+        Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None,
+        refused(_TEXT_ONLY, None, ["text"]),
+    ] = None
     audio: Annotated[None, refused(_TEXT_ONLY, None)] = None
     web_search_options: Annotated[
         None, refused("this server searches no web: leave it out", None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+
+from epicrag.server.openai_replies import ChatChunk, Completion
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -50,12 +53,13 @@ OF: dict[tuple[str, str], tuple[int, ...]] = {
 UNGUARDED = ("/healthz", "/metrics")
 """These answer whether the model is there or not."""
 
-MEDIA: dict[tuple[str, str], tuple[str, ...]] = {
-    ("post", "/v1/chat/completions"): ("text/event-stream",),
-    ("post", "/v1/completions"): ("text/event-stream",),
-    ("post", "/v1/ask"): ("application/x-ndjson",),
-    ("get", "/metrics"): ("text/plain",),
+STREAMS: dict[tuple[str, str], type[BaseModel]] = {
+    ("post", "/v1/chat/completions"): ChatChunk,
+    ("post", "/v1/completions"): Completion,
 }
+"""What each event of a stream holds."""
+
+TEXTS = {("post", "/v1/ask"): "application/x-ndjson", ("get", "/metrics"): "text/plain"}
 """What an operation may answer in besides one object of JSON."""
 
 
@@ -105,7 +109,34 @@ def document_of(app: FastAPI) -> Schema:
     parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     for path, method, operation in _operations(document):
         _tell_ends(path, method, operation)
+        content = operation["responses"]["200"].setdefault("content", {})
+        if media := TEXTS.get((method, path)):
+            content[media] = {"schema": {"type": "string"}}
+        if piece := STREAMS.get((method, path)):
+            content["text/event-stream"] = {"itemSchema": _event_of(piece, schemas)}
     return document
+
+
+def _event_of(piece: type[BaseModel], schemas: Schema) -> Schema:
+    """The schema of an event that holds a piece; the piece's own goes to `schemas`."""
+    shape = piece.model_json_schema(
+        mode="serialization", ref_template="#/components/schemas/{model}"
+    )
+    for name, schema in {**shape.pop("$defs", {}), piece.__name__: shape}.items():
+        schemas.setdefault(name, schema)
+    what = f"A {piece.__name__} as JSON; at the end [DONE], or in an event of the kind error an ErrorReply."
+    data = {"type": "string", "description": what}
+    properties = {"data": data, "event": {"enum": ["message", "error"]}}
+    return {"type": "object", "properties": properties, "required": ["data"]}
+
+
+def methods_of(app: FastAPI, path: str) -> list[str]:
+    """The methods of what stands at a path; none where the document tells of nothing there."""
+    found = set()
+    for template, methods in app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\\?\{[^}]*\}", "[^/]+", re.escape(template)), path):
+            found |= {method.upper() for method in methods}
+    return sorted(found)
 
 
 def _operations(document: Schema) -> Iterator[tuple[str, str, Schema]]:
@@ -133,6 +164,3 @@ def _tell_ends(path: str, method: str, operation: Schema) -> None:
                 },
             },
         )
-    for media in MEDIA.get((method, path), ()):
-        content = responses["200"].setdefault("content", {})
-        content.setdefault(media, {"schema": {"type": "string"}})

@@ -29,6 +29,8 @@ class Replying(Generic[T]):
     state: State
     request: Request
     work: Callable[[Job], Iterator[T]]
+    field: str
+    """The field of the request that holds the text."""
 
     async def whole(self) -> list[T]:
         return await answering.whole(self._items())
@@ -43,7 +45,7 @@ class Replying(Generic[T]):
 
     async def _items(self) -> AsyncGenerator[T]:
         made = answering.run(
-            self.state, self.request, lambda job: speaking_http(lambda: self.work(job))
+            self.state, self.request, lambda job: speaking_http(lambda: self.work(job), self.field)
         )
         try:
             async for item in made:

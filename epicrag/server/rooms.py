@@ -17,11 +17,12 @@ def furnish(state: State, pipeline: Pipeline, folder: Path, store: KVStore | Non
     To be called before `state.ready`; `state.close` closes it all.
     """
     from epicrag.brought import Bringer
-    from epicrag.chunkbook import ChunkBook
+    from epicrag.chunkbook import BookLimits, ChunkBook
     from epicrag.recognise import Recogniser
 
     engine = pipeline.engine
-    book = ChunkBook.open(folder, engine, pipeline.counter, store)
+    limits = BookLimits(max_chunk_tokens=engine.context_window)
+    book = ChunkBook.open(folder, engine, pipeline.counter, store, limits)
     index = pipeline.config.index if state.has_index else None
     state.chunks = book
     state.bringer = Bringer(book, pipeline.counter, state.settings.chunk_tokens)

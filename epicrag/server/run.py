@@ -23,8 +23,9 @@ import uvicorn
 from epicrag.errors import IndexEmptyError, UsageError
 from epicrag.index.kvstore import KVStore
 from epicrag.pipeline import Pipeline
+from epicrag.remote import run_file
 from epicrag.server.app import create_app
-from epicrag.server.discovery import Discovery, run_file
+from epicrag.server.discovery import Discovery
 from epicrag.server.protocol import MAX_HEADER_BYTES, PatientOnce
 from epicrag.server.rooms import furnish
 from epicrag.server.settings import ServerSettings

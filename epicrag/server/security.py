@@ -34,7 +34,9 @@ class Guard:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http":  # nothing else is served
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
             return
         try:
             headers = headers_of(scope)

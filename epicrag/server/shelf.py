@@ -54,4 +54,6 @@ def parts(state: State, tenant: Tenant, text: str) -> Sequence[str | Piece]:
     if state.recogniser is None:
         return (text,)
     found: Sequence[str | Piece] = state.recogniser.parts(text, tenant)
+    known = (len(part.standing) for part in found if not isinstance(part, str))
+    state.metrics.recognised.inc(sum(known))
     return found

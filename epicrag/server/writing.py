@@ -10,12 +10,12 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from epicrag.ask import NO_ROOM, NOTHING_FOUND, AnswerStream, Ask, notes_on
+from epicrag.ask import AnswerStream, Ask, notes_on
 from epicrag.errors import UsageError
 from epicrag.repeats import UntilRepeat
 from epicrag.server import shelf
 from epicrag.server.asked import Passage, as_chat, as_prompt, conversation, form_of, references_of
-from epicrag.server.errors import ApiError, not_found
+from epicrag.server.errors import ApiError, not_found, status_of
 from epicrag.server.openai_replies import Refused, Written
 from epicrag.server.openai_types import ChatRequest, CompletionRequest, Message
 from epicrag.server.state import INDEX_MODEL, State
@@ -165,9 +165,9 @@ class Writer:
         """An answer with its markers; what says that there is none is a refusal where JSON was asked for."""
         self.job.on_cancel(stream.cancel)
         with stream:
-            for delta in stream:
-                is_abstention = wishes.is_json and delta in (NOTHING_FOUND, NO_ROOM)
-                yield Refused(delta) if is_abstention else delta
+            # Under `strict` nothing is shown before it is known whether the documents say so.
+            for delta in list(stream) if wishes.settings.strict else stream:
+                yield Refused(delta) if wishes.is_json and stream.abstains else delta
             answer = stream.answer
             sources = answer.sources
             if given:
@@ -223,13 +223,21 @@ def _hit(n: int, passage: Passage) -> Hit:
     return Hit(-1 - n, Chunk(name, n, 0, len(text), text), 0.0)
 
 
-def speaking_http(work: Callable[[], Iterator[T]]) -> Iterator[T]:
-    """Say of what the engine refuses which field it was, in the words of the API."""
+def speaking_http(work: Callable[[], Iterator[T]], field: str) -> Iterator[T]:
+    """Say of what the engine refuses which field it was, in the words of the API; `field` holds the text."""
     try:
         yield from work()
-    except ApiError:
-        raise
     except UsageError as error:
+        if status_of(error) != 400:
+            raise
         hint = error.hint.replace("--max-tokens", "max_tokens") if error.hint else None
-        code = "context_length_exceeded" if "window" in error.message else None
-        raise ApiError(400, error.message, hint, param="messages", code=code) from error
+        if "the window of" in error.message:
+            raise ApiError(
+                400, error.message, hint, param=field, code="context_length_exceeded"
+            ) from error
+        raise ApiError(400, error.message, hint, param=_blame(error)) from error
+
+
+def _blame(error: UsageError) -> str | None:
+    """The setting that an error of retrieval speaks of."""
+    return "epicrag.filter" if "filter" in f"{error.message} {error.hint}" else None

@@ -71,3 +71,52 @@ def test_text_that_is_no_unicode_is_read_as_the_tokenizer_does(bringer):
     (passage,) = bringer.bring("a", [BroughtDocument("A\ud800b, \udfff.", title="T\ud800")])
     assert passage.chunk.model_text == "T\ufffd\nA\ufffdb, \ufffd."
     assert len(bringer.bring("a", [BroughtDocument(text("x") + "\ud800", title="\ud800")])) > 1
+
+
+def test_second_request_computes_nothing_of_its_documents(checkpoint, tmp_path):
+    """Over a real engine: in another order, from a book that was opened anew, and only in its own namespace."""
+    from epicrag.index.kvstore import KVStore
+    from epicrag.recognise import Recogniser, Whoever
+    from epicrag.serving.engine import Engine
+    from epicrag.serving.policies import Naive
+    from epicrag.serving.prompt import Chat, Message, Prompt
+    from epicrag.serving.sample import Sampling
+
+    store = KVStore(tmp_path / "served")
+    engine = Engine.load(
+        checkpoint("llama"),
+        name="tiny",
+        store=KVStore(tmp_path / "kv"),
+        other_store=store,
+        device="cpu",
+        dtype="float32",
+        kv_memory_bytes=16 << 20,
+        self_check=False,
+    )
+
+    def asked(prompt):
+        generation = engine.generate(prompt, policy=Naive(), sampling=Sampling(max_tokens=2))
+        list(generation)
+        return generation.receipt
+
+    documents = [BroughtDocument(text(name, 2), title=name) for name in ("trams", "buses")]
+    with ChunkBook.open(tmp_path, engine, engine.tokenizer, store) as book:
+        passages = Bringer(book, engine.tokenizer, 90).bring("a", documents)
+        pieces = tuple(passage.chunk.piece() for passage in passages)
+        assert asked(Prompt("why?", pieces, namespace="a")).stitched == 0
+        assert {passage.chunk.kv_key for passage in passages} <= store.keys()
+    with ChunkBook.open(tmp_path, engine, engine.tokenizer, store) as book:
+        bringer = Bringer(book, engine.tokenizer, 90)
+        again = bringer.bring("a", documents[::-1])
+        pieces = tuple(passage.chunk.piece() for passage in again)
+        receipt = asked(Prompt("how?", pieces, namespace="a"))
+        assert receipt.recomputed == 0
+        assert receipt.stitched + receipt.exact >= sum(p.chunk.tokens for p in again)
+        theirs = tuple(passage.chunk.piece() for passage in bringer.bring("b", documents))
+        assert len(engine.lacking(Prompt("why?", theirs, namespace="b"), Naive())) == len(theirs)
+        recogniser = Recogniser(engine.tokenizer, book=book)
+        flat = f"Read: {again[0].chunk.model_text.strip()}\n\nWhy?"
+        for namespace, is_known in (("a", True), ("b", True), ("c", False)):
+            parts = recogniser.parts(flat, Whoever(namespace, may_ask=False))
+            chat = Chat((Message("user", parts),), namespace)
+            assert (asked(chat).stitched > 40) == (is_known and namespace == "a")

@@ -240,3 +240,18 @@ def test_text_that_spells_a_control_token_is_left_alone(tmp_path, tokenizer):
     assert joined(parts) == f"x {text} y"
     assert not tokenizer.special_ids & set(ids(tokenizer, parts))
     made.close()
+
+
+def test_text_that_stands_within_itself_everywhere_costs_little(tmp_path, tokenizer):
+    import time
+
+    for n in range(5):
+        put(tmp_path, f"/{n}", "a" * (150 + n))
+    made = Recogniser(tokenizer, index=tmp_path)
+    made.prepare(wait=True)
+    began = time.process_time()
+    flat = "a" * 60_000
+    parts = made.parts(flat)
+    assert time.process_time() - began < 10
+    assert joined(parts) == flat
+    made.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epicrag.repeats import Repeats
+from epicrag.repeats import REPEATS, Repeats, UntilRepeat
 
 
 def noticed_after(text: str) -> str | None:
@@ -55,3 +55,28 @@ def test_rules_tables_and_long_numbers_are_no_loops():
     assert (
         noticed_after(f"{rule}{zeros}It is 10{'0' * 80} grains.\n```\n{'0, ' * 200}\n```\n") is None
     )
+
+
+class Said:
+    """A generation of one sentence, over and over."""
+
+    finish_reason = "stop"
+
+    def __init__(self, *, is_constrained: bool) -> None:
+        self.is_constrained = is_constrained
+        self._left = 5
+
+    def __next__(self) -> str:
+        if not self._left:
+            raise StopIteration
+        self._left -= 1
+        return "The fee is five euros. "
+
+    def close(self) -> None:
+        self._left = 0
+
+
+def test_what_follows_a_grammar_is_read_to_its_end_and_prose_is_stopped():
+    json, prose = (UntilRepeat(Said(is_constrained=held)) for held in (True, False))  # type: ignore[arg-type]
+    assert (len(list(json)), json.finish_reason) == (5, "stop")
+    assert (len(list(prose)), prose.finish_reason) == (2, REPEATS)

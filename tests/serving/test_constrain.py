@@ -266,6 +266,37 @@ def test_stop_strings_do_not_cut_it(tiny_engine):
     assert generation.finish_reason == "stop"
 
 
+def test_what_goes_round_in_circles_is_noticed_and_what_only_repeats_is_not(vocabulary, tokenizer):
+    endless = vocabulary.follow(Grammar.regex("[0-9]+"))
+    items = vocabulary.follow(Grammar.json_schema({"type": "array", "items": {"type": "boolean"}}))
+    for said, constraint, ids in (
+        ("1", endless, tokenizer.ids("1" * 300)),
+        ("true,", items, tokenizer.ids("[" + "true," * 80)),
+    ):
+        noticed = []
+        for token in ids:
+            constraint.take(token)
+            noticed.append(constraint.is_endless)
+        assert noticed[-1], said
+        assert not any(noticed[:150])
+
+
+def test_an_answer_that_goes_round_in_circles_ends_with_length(tiny_engine, monkeypatch):
+    monkeypatch.setattr("epicrag.serving.constrain.LOOP_TOKENS", 8)
+    text, generation = run(tiny_engine("llama"), grammar=Grammar.regex("0{40}"))
+    assert (text, generation.finish_reason) == ("0" * 8, "length")
+
+
+def test_an_unknown_format_is_no_constraint_as_json_schema_has_it(vocabulary, tokenizer):
+    schema = {"type": "string", "format": "file-path", "maxLength": 3}
+    text, _ = babble(vocabulary.follow(Grammar.json_schema(schema)), tokenizer, 4)
+    assert isinstance(json.loads(text), str)
+    named = {"properties": {"format": {"type": "boolean"}}, "required": ["format"]}
+    kept = {"type": "object", **named, "additionalProperties": False}
+    text, _ = babble(vocabulary.follow(Grammar.json_schema(kept)), tokenizer, 4)
+    assert isinstance(json.loads(text)["format"], bool)
+
+
 # --- refusals ------------------------------------------------------------------------------------
 
 
@@ -276,6 +307,7 @@ def test_stop_strings_do_not_cut_it(tiny_engine):
         ({"properties": {"b": {"items": {"uniqueItems": True}}}}, r"#/properties/b/items: "),
         ({"anyOf": [{}, {"type": "foo"}]}, r"#/anyOf/1: .*foo"),
         ({"properties": {"a/b": {"pattern": "(?=a)"}}}, r"#/properties/a~1b: .*look-around"),
+        ({"oneOf": [{"type": "string"}, {"const": "a"}]}, "say anyOf"),
         ({"$ref": "#/$defs/gone"}, "gone"),
         ({"$ref": "https://example.org/schema"}, "does not fetch"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "greater"),

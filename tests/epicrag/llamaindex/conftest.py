@@ -213,3 +213,23 @@ def events() -> Iterator[Callable[[], list[str]]]:
     root.add_event_handler(Listener())
     yield lambda: names
     root.event_handlers = before
+
+
+@pytest.fixture
+def raws() -> Iterator[list[dict[str, Any]]]:
+    """What the models answers so far came with (`ChatResponse.raw`), as the events tell it."""
+    import llama_index.core.instrumentation as instrument
+    from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+
+    found: list[dict[str, Any]] = []
+
+    class Listener(BaseEventHandler):
+        def handle(self, event: Any, **_: Any) -> None:
+            if event.class_name() in ("LLMChatEndEvent", "LLMCompletionEndEvent"):
+                found.append(event.response.raw)
+
+    root = instrument.get_dispatcher()
+    before = list(root.event_handlers)
+    root.add_event_handler(Listener())
+    yield found
+    root.event_handlers = before

@@ -17,6 +17,7 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from epicrag.errors import UsageError
 from epicrag.index.kvstore import KVStore
 from epicrag.llamaindex import CompileKV, EpicragLLM, EpicragNodeParser, EpicragSynthesizer
+from epicrag.serving.prompt import Piece
 
 STORY = "\n\n".join(
     f"Chapter {n}. The cat number {n} sat on mat {n * 7} and then the other cat said hello."
@@ -108,10 +109,19 @@ def test_ids_are_the_same_in_every_run_and_differ_between_documents(model: Any) 
 # --- computing -----------------------------------------------------------------------------------
 
 
-def test_the_kv_computed_in_the_pipeline_is_all_that_a_question_needs(model: Any) -> None:
+def test_the_kv_computed_in_the_pipeline_is_all_that_a_question_needs(
+    model: Any, tmp_path: Path
+) -> None:
     nodes = IngestionPipeline(transformations=steps(model())).run(documents=DOCUMENTS)
     assert len(nodes) > 3
     engine = model()
+    befores = [None, *(node.text for node in nodes)]  # as ingest computes it: behind the neighbour
+    pieces = [
+        Piece(node.text, before if node.ref_doc_id == "story" else None)
+        for node, before in zip(nodes, befores, strict=False)
+    ]
+    stored = KVStore(tmp_path / "kv").keys() - engine.own_keys()
+    assert stored == {engine.key_of(piece) for piece in pieces}
     receipt = answered(engine, of_store(nodes))
     assert receipt["fallback"] is None
     assert receipt["recomputed"] == 0

@@ -11,6 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from epicrag.chunkbook import ChunkBook
+from epicrag.history import NOTHING_SAID
 
 PATH = "/v1/chat/completions"
 DOOR = "What is the door code of the museum?"
@@ -88,7 +89,11 @@ def test_receipt_stands_in_the_headers_too(server: Any):
     assert "first_token;dur=" in response.headers["Server-Timing"]
 
 
-def test_last_message_is_asked_and_the_others_are_history(server: Any):
+def test_last_message_is_asked_and_the_others_are_history(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+):
+    # The stub has no tokens: all turns fit.
+    monkeypatch.setattr("epicrag.pipeline.fitted", lambda _, prompt, n_new: (prompt, NOTHING_SAID))
     asked(
         server,
         {"role": "system", "content": "Be brief."},
@@ -124,11 +129,17 @@ def test_strict_question_without_an_answer_is_an_error(server: Any):
     assert error["code"] == "abstained"
 
 
+def test_strict_stream_shows_nothing_that_the_documents_do_not_say(server: Any):
+    server.engine.answer = "Penguins dance tango under violet skies."
+    error = refused(server, user(DOOR), status=422, stream=True, epicrag={"strict": True})
+    assert error["code"] == "abstained"
+
+
 def test_settings_of_retrieval_are_heeded(server: Any):
     said = asked(server, user(DOOR), epicrag={"k": 1, "filter": 'path~"*museum.txt"'})
     assert len(said["epicrag"]["sources"]) == 1
     error = refused(server, user(DOOR), epicrag={"filter": "nonsense("})
-    assert error["message"]
+    assert error["param"] == "epicrag.filter"
 
 
 def test_link_policy_that_is_none_is_refused_by_its_field(server: Any):
