@@ -21,6 +21,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -530,6 +531,8 @@ def home_in(folder: Path, home: Path) -> Path:
     folder.mkdir()
     if (home / "models").is_dir():
         (folder / "models").symlink_to((home / "models").resolve())
+    if (home / "cache").is_dir():  # what has been proven about the model need not be proven again
+        shutil.copytree(home / "cache", folder / "cache")
     return folder
 
 
