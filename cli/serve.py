@@ -111,9 +111,9 @@ def serve(
         quantize=quantize,
         gpu_memory_utilization=gpu_memory_utilization,
     )
-    from epicrag.serving.policies import parse_policy
+    from epicrag.server.settings import check_policy
 
-    parse_policy(config.link_policy)  # said now, and not to the first client
+    check_policy(config.link_policy)
     settings = _settings(
         config,
         token_file,

@@ -5,6 +5,7 @@ No text of a user, a document or an earlier answer ever goes through a template.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -257,7 +258,7 @@ class EpicragContextChatEngine(Owner, BaseChatEngine):
         query = await self._aquery(message, history)
         nodes = await self._retriever.aretrieve(query)
         for postprocessor in self._node_postprocessors:
-            nodes = await apostprocessed(postprocessor, nodes, query)
+            nodes = await postprocessor.apostprocess_nodes(nodes, query_bundle=QueryBundle(query))
         return _Turn(message, query, history, nodes or list(instead or ()))
 
     def _query(self, message: str, history: Sequence[ChatMessage]) -> str:
@@ -371,15 +372,9 @@ class EpicragCondensePlusContextChatEngine(EpicragContextChatEngine):
     async def _aquery(self, message: str, history: Sequence[ChatMessage]) -> str:
         if self._skip_condense or not history:
             return message
-        asked = condensing(self._llm, history, message, self._template)
+        asked = await asyncio.to_thread(condensing, self._llm, history, message, self._template)
         response = await self._llm.achat(asked.messages, max_tokens=asked.max_tokens)
         return condensed(response, message)
-
-
-async def apostprocessed(
-    postprocessor: BaseNodePostprocessor, nodes: list[NodeWithScore], query: str
-) -> list[NodeWithScore]:
-    return await postprocessor.apostprocess_nodes(nodes, query_bundle=QueryBundle(query))
 
 
 def _told(text: str, delta: str) -> ChatResponse:

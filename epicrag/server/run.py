@@ -60,6 +60,8 @@ def serve(
     with listener:
         url = url_of(listener, settings.host)
         folder = api_folder(config)
+        with suppress(OSError):  # what cannot be kept is said when the model is there
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         store = KVStore(folder / "kv", budget_bytes=config.kv_disk)
         pipeline, has_index = _open(config, settings, with_index, context_limit, store, say)
         state = State(settings=settings, has_index=has_index)

@@ -41,3 +41,10 @@ class ServerSettings:
     keep_alive_s: float = 15.0
     grace_s: float = 30.0
     """How long open answers may go on once the server was told to stop."""
+
+
+def check_policy(name: str) -> None:
+    """UsageError for a link policy that there is not: said now, and not to the first client."""
+    from epicrag.serving.policies import parse_policy
+
+    parse_policy(name)

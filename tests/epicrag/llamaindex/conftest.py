@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -233,3 +236,19 @@ def raws() -> Iterator[list[dict[str, Any]]]:
     root.add_event_handler(Listener())
     yield found
     root.event_handlers = before
+
+
+@pytest.fixture
+def loop() -> Iterator[None]:
+    """An event loop of the thread, closed afterwards: LlamaIndex makes one that stays open where there is none.
+
+    What its `Memory` leaves to the collector is collected here.
+    """
+    found = asyncio.new_event_loop()
+    asyncio.set_event_loop(found)
+    yield
+    asyncio.set_event_loop(None)
+    found.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-import warnings
 
 import pytest
 from llama_index.core import Settings
@@ -221,19 +219,6 @@ def test_condensing_takes_the_newest_turns_that_fit(pipeline, engine):
 
 
 # --- memories, prefixes, options ---
-
-
-@pytest.fixture
-def loop():
-    """LlamaIndex's `Memory` runs its store in the thread's event loop, and leaves its connections to the collector."""
-    found = asyncio.new_event_loop()
-    asyncio.set_event_loop(found)
-    yield
-    asyncio.set_event_loop(None)
-    found.close()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from llama_index.core import Document
 from llama_index.core.ingestion import DocstoreStrategy, IngestionCache, IngestionPipeline
-from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.node_parser import TokenTextSplitter
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
 
@@ -138,7 +138,7 @@ def test_arun_does_the_same(model: Any) -> None:
 
 def test_nodes_of_any_parser_are_computed_alone(model: Any) -> None:
     engine = model()
-    splitter = SentenceSplitter(chunk_size=60, chunk_overlap=0)
+    splitter = TokenTextSplitter(chunk_size=60, chunk_overlap=0)
     nodes = IngestionPipeline(transformations=[splitter, CompileKV(engine)]).run(
         documents=DOCUMENTS
     )

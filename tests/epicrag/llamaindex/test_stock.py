@@ -20,6 +20,8 @@ from epicrag.config import Config
 from epicrag.llamaindex import EpicragLLM, EpicragRetriever, use_tokenizer
 from epicrag.pipeline import Pipeline
 
+pytestmark = pytest.mark.usefixtures("loop")
+
 DOCS = {
     "cat.txt": "the cat sat on the mat and the other cat sat on the other mat while it was raining.",
     "dog.md": "# dogs\n\n    the dog ran to the sea and to the hill, and the {dog} came back in the evening.",
