@@ -55,7 +55,7 @@ class Common:
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", help="Read this instead of ./epicrag.toml.", metavar="FILE", parser=path
+            "--config", help="Read this instead of epicrag.toml.", metavar="FILE", parser=path
         ),
     ] = None
     model: Annotated[

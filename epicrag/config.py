@@ -99,10 +99,10 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Config:
-    """Return the settings: flag over environment over ./epicrag.toml over the user's file over default.
+    """Return the settings: flag over environment over epicrag.toml (`project_file`) over the user's file over default.
 
     `flags` are keyed like the file; one that is None was not given. The extra flag `config`, or
-    EPICRAG_CONFIG, names a file to be read in place of ./epicrag.toml. Raises UsageError for an
+    EPICRAG_CONFIG, names a file to be read in place of the project's. Raises UsageError for an
     unknown key or a bad value, saying which source it stands in.
     """
     given = {key: value for key, value in (flags or {}).items() if value is not None}
@@ -112,7 +112,7 @@ def load_config(
 
     # Weakest first: a later layer overwrites an earlier one.
     layers = [_file_layer(_user_file())]
-    layers.append(_named_layer(cwd, str(named)) if named else _file_layer(cwd / FILE_NAME))
+    layers.append(_named_layer(cwd, str(named)) if named else _file_layer(project_file(cwd)))
     layers.append(_env_layer(environ, cwd))
     layers.append([_Given(key, value, "flag", cwd) for key, value in given.items()])
     return _build([item for layer in layers for item in layer], environ)
@@ -128,7 +128,27 @@ def config_files(
     environ = os.environ if environ is None else environ
     cwd = Path.cwd() if cwd is None else cwd
     named = (flags or {}).get("config") or environ.get("EPICRAG_CONFIG")
-    return [_user_file(), cwd / Path(str(named)).expanduser() if named else cwd / FILE_NAME]
+    return [_user_file(), cwd / Path(str(named)).expanduser() if named else project_file(cwd)]
+
+
+def project_file(cwd: Path) -> Path:
+    """Return the epicrag.toml of the nearest folder at or above this one; the folder's own where none has one.
+
+    As far as the root of the repository that it is in, or else the user's home: what lies above either is
+    somebody else's, and so is a file that another user owns.
+    """
+    own, home = cwd / FILE_NAME, Path(os.path.expanduser("~"))
+    folders = [cwd, *cwd.parents]
+    tops = (n for n, one in enumerate(folders) if one == home or os.path.exists(one / ".git"))
+    found = (folder / FILE_NAME for folder in folders[: next(tops, 0) + 1])
+    return next((f for f in found if os.path.isfile(f) and (f == own or _is_ours(f))), own)
+
+
+def _is_ours(file: Path) -> bool:
+    try:
+        return file.stat().st_uid in (0, os.geteuid())
+    except OSError:
+        return False
 
 
 def enforce_offline(config: Config) -> None:

@@ -264,7 +264,9 @@ class _Taken:
         self._spans: list[tuple[int, int, KnownChunk]] = []  # in order
 
     def is_free(self, start: int, end: int) -> bool:
-        at = bisect_left(self._starts, end)  # of those that begin before its end, the last ends last
+        at = bisect_left(
+            self._starts, end
+        )  # of those that begin before its end, the last ends last
         return at == 0 or self._spans[at - 1][1] <= start
 
     def take(self, start: int, end: int, chunk: KnownChunk) -> None:

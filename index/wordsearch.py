@@ -33,7 +33,7 @@ def best(
     ordered = sorted((term for term in counts if counts[term]), key=lambda term: counts[term])
     held = counts
     if allowed is not None:
-        held = _held_within(rows, ordered, allowed)
+        held = _held_within(rows, ordered, counts, allowed)
         ordered = sorted(held, key=lambda term: (held[term], counts[term]))
     ordered = ordered[:MOST_TERMS]
     picking = _picking(ordered, held)
@@ -62,16 +62,23 @@ def frequencies(rows: Rows, terms: Iterable[str]) -> dict[str, int]:
     return counts
 
 
-def _held_within(rows: Rows, terms: Sequence[str], allowed: Collection[int]) -> dict[str, int]:
+def _held_within(
+    rows: Rows, terms: Sequence[str], counts: dict[str, int], allowed: Collection[int]
+) -> dict[str, int]:
     """Return in how many of the allowed rows each of the first terms stands that do so in any, up to some
-    thousands."""
-    sql = (
+    thousands. `counts`: in how many rows at all."""
+    some = "SELECT rowid FROM words WHERE words MATCH ? LIMIT ?"
+    many = (
         "SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ?"
         " AND +rowid IN (SELECT value FROM json_each(?)) LIMIT ?)"
     )
-    listed, held = json.dumps([int(row) for row in allowed]), {}
+    within, listed, held = set(allowed), json.dumps([int(row) for row in allowed]), {}
     for term in terms:
-        ((count,),) = rows(sql, _quoted(term), listed, _MOST_ROWS)
+        if counts[term] < _MOST_ROWS:
+            found = rows(some, _quoted(term), _MOST_ROWS)
+            count = sum(row in within for (row,) in found)
+        else:  # the list is read anew for each
+            ((count,),) = rows(many, _quoted(term), listed, _MOST_ROWS)
         if count:
             held[term] = count
         if len(held) == MOST_TERMS:

@@ -50,6 +50,31 @@ def test_without_any_source_every_value_is_the_default(project: Path):
     assert (config.kv_memory, config.kv_disk, config.offline) == (2 * 1024**3, None, False)
 
 
+def test_the_file_of_a_folder_above_counts_up_to_the_repository_or_home(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+):
+    inner = project / "a" / "b"
+    inner.mkdir(parents=True)
+    file = write(project, 'top_k = 3\nindex = "./idx"')
+    assert load(inner).top_k == 6  # no repository, and not below home: whose it is is not known
+    (project / ".git").mkdir()
+    config = load(inner)
+    assert (config.top_k, config.index) == (3, project / "idx")
+    assert config.origins["top_k"] == str(file)
+    assert config_module.config_files(environ={}, cwd=inner)[1] == file
+    nearer = write(inner.parent, "top_k = 4")
+    assert config_module.config_files(environ={}, cwd=inner)[1] == nearer
+    (inner / ".git").mkdir()  # a repository within
+    assert load(inner).top_k == 6
+    monkeypatch.setenv("HOME", str(project))
+    (inner / ".git").rmdir(), (project / ".git").rmdir()
+    assert load(inner).top_k == 4
+    nearer.unlink()
+    assert load(inner).top_k == 3
+    monkeypatch.setattr(os, "geteuid", lambda: file.stat().st_uid + 1)
+    assert load(inner).top_k == (3 if file.stat().st_uid == 0 else 6)
+
+
 def test_every_key_has_a_field_and_an_origin(project: Path):
     assert set(KEYS) == set(Config.__slots__) - {"origins"}
     assert set(load(project).origins) == set(KEYS)
