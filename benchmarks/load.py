@@ -21,6 +21,8 @@ import asyncio
 import json
 import os
 import random
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -477,6 +479,8 @@ def main() -> None:
     from epicrag.config import load_config
 
     args = _arguments()
+    # Whatever ends this run ends its servers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     given = {"index": args.index, "home": args.home}
     config = load_config({key: value for key, value in given.items() if value is not None})
     pool = pool_of(config, args.pool, args.seed)
@@ -527,6 +531,8 @@ def home_in(folder: Path, home: Path) -> Path:
     folder.mkdir()
     if (home / "models").is_dir():
         (folder / "models").symlink_to((home / "models").resolve())
+    if (home / "cache").is_dir():  # what has been proven about the model need not be proven again
+        shutil.copytree(home / "cache", folder / "cache")
     return folder
 
 
