@@ -341,7 +341,9 @@ class Engine:
                 out[index] = self.recipe_of(piece, mode, segment.unit.stored)
             elif segment.cacheable:
                 ids = segment.unit.ids
-                out[index] = Recipe(ids, opens=True, namespace=prompt.namespace)
+                # The neutral one is no secret: every namespace reads what ingest compiled.
+                owner = "" if ids == self.frame.system else prompt.namespace
+                out[index] = Recipe(ids, opens=True, namespace=owner)
         return out
 
     def stitched(

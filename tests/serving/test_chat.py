@@ -234,7 +234,7 @@ def test_namespaces_share_nothing(checkpoint, tmp_path):
     assert stores[1].contains(engine.key_of(mine))
     assert not stores[0].contains(engine.key_of(mine))
     assert set(engine.lacking(chat(mine, theirs, index, "?"), Naive())) == {1, 2}
-    asked = Prompt("where", (mine,), namespace="a")
+    asked = Prompt("where", (mine,), system="of a", namespace="a")
     answered(engine, asked, LegoLink(8))
     system = next(s for s in engine.lay_out(asked, 1).segments if s.unit.kind == "system")
     keys = {
@@ -242,6 +242,9 @@ def test_namespaces_share_nothing(checkpoint, tmp_path):
         for p in (asked, replace(asked, namespace="b"), replace(asked, namespace=""))
     }
     assert len(keys) == 3 and system.start == 0
+    neutral = Prompt("where", (mine,), namespace="a")
+    recipes = engine.recipes(engine.lay_out(neutral, 1), neutral, "isolated")
+    assert recipes[0].namespace == ""
 
 
 def test_a_template_without_a_system_role_still_takes_the_whole_text(tiny_engine):
