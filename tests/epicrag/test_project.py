@@ -58,7 +58,7 @@ def test_neither_git_nor_ingest_see_the_index(tmp_path):
     assert (tmp_path / ".epicrag" / ".gitignore").read_text() == "*\n"
     found = walk([tmp_path])
     names = {entry.path.rsplit("/", 1)[1] for entry in found.entries}
-    assert names == {"a.md", "epicrag.toml"}
+    assert names == {"a.md"}
 
 
 def test_a_place_that_cannot_be_written_to_is_said(tmp_path):

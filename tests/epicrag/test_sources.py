@@ -65,7 +65,9 @@ def test_an_archive_alone_is_answered_for(bench):
     result = bench.ingest(bench.docs / "a.zip")
     assert statuses(result) == {"one.txt": "unchanged", "two.txt": "deleted"}
     (bench.docs / "a.zip").unlink()
-    assert statuses(bench.ingest(bench.docs / "a.zip")) == {"one.txt": "deleted"}
+    with pytest.raises(MassDeleteError, match="is not there"):
+        bench.ingest(bench.docs / "a.zip")
+    assert statuses(bench.ingest(bench.docs / "a.zip", yes=True)) == {"one.txt": "deleted"}
 
 
 def test_a_damaged_archive_keeps_what_was_read_of_it(bench):
@@ -129,6 +131,7 @@ class Pages:
 
     pages: dict[str, bytes | int] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    offline: str | None = None
 
     def get(self, url: str, validators: Any = None) -> Any:
         from epicrag.connectors.fetch import NoPage, Page, Same

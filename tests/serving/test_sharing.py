@@ -293,14 +293,14 @@ def test_an_answer_that_becomes_history_is_found_where_it_is_exact(checkpoint, t
     question = "tell me at length where the cat sat and what it said to the dog"
     said = answered(engine, Prompt(question), n=40)
     ids = engine.lay_out(Prompt(question), 1).ids
-    found = engine.prefixes.match((*ids, *said.token_ids, 5, 5), "chunks")
+    found = engine.prefixes.match((*ids, *said.token_ids, 5, 5), "chunks:")
     assert found.length == len(ids) + len(said.token_ids) - 1
     engine.prefixes.release(found)
 
     behind_chunks = Prompt(question, tuple(Piece(text) for text in TEXTS[:2]))
     said = answered(engine, behind_chunks, n=40)
     layout = engine.lay_out(behind_chunks, 1)
-    found = engine.prefixes.match((*layout.ids, *said.token_ids, 5, 5), "chunks")
+    found = engine.prefixes.match((*layout.ids, *said.token_ids, 5, 5), "chunks:")
     assert found.length <= layout.segments[1].start
     engine.prefixes.release(found)
 
