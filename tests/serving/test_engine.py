@@ -197,7 +197,16 @@ def test_a_model_that_asks_itself_the_next_question_is_stopped(tiny_engine, monk
 
     engine = tiny_engine("llama")
     said = list(engine.tokenizer.ids("The mat.\n\nQuestion: why?"))
-    monkeypatch.setattr(module, "Sampler", lambda *given: lambda logits: said.pop(0))
+
+    class Says:
+        is_complete = is_endless = False
+
+        def __init__(self, *_: object) -> None: ...
+
+        def __call__(self, logits: torch.Tensor) -> int:
+            return said.pop(0)
+
+    monkeypatch.setattr(module, "Sampler", Says)
     _, generation = run(engine, prompt(*TEXTS), sampling=Sampling(max_tokens=30))
     assert generation.text == "The mat."
     assert generation.finish_reason == "stop"
