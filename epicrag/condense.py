@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from epicrag.index.words import words_of
 
 if TYPE_CHECKING:
     from epicrag.serving.engine import Engine
+    from epicrag.serving.prompt import Turn
     from epicrag.sessions import Exchange
 
 Rewriter = Callable[[str, Sequence["Exchange"]], str]
@@ -112,6 +113,21 @@ def condense(
         if words_of(word) and word not in question
     ]
     return Condensed(" ".join([*before[-_MOST_WORDS:], question]), reason)
+
+
+def along(
+    question: str, turns: Sequence[Turn], way: str = "auto", rewriter: Rewriter | None = None
+) -> Condensed:
+    """`condense` for a conversation as messages: each question of it is condensed in its turn."""
+    from epicrag.sessions import Exchange
+
+    said: list[Exchange] = []
+    for turn in turns:
+        if turn.role == "user":
+            said.append(Exchange(turn.text, "", query=condense(turn.text, said, way).query))
+        elif said:
+            said[-1] = replace(said[-1], answer=turn.text)
+    return condense(question, said, way, rewriter)
 
 
 def is_faithful(written: str, question: str, turns: Sequence[Exchange]) -> bool:

@@ -596,13 +596,15 @@ class Pipeline:
 
         `chunks` are taken in place of retrieval, in their order. `shuffle_seed` puts the passages in a
         random order. `history` is the conversation so far, of which the oldest turns are left out where not
-        all fit; `query` what is searched for in place of the question. `search` are options of `find`.
-        `namespace` keeps what is found again of the conversation apart from that of others. `system` stands in
+        all fit. `query` is what is searched for; without it a follow-up question is condensed as configured.
+        `search` are options of `find`. `namespace` keeps what is found again of the conversation apart from that of others. `system` stands in
         place of the configured system prompt. `cite` False puts no markers into the text. `say` is told what
         takes long. Nothing relevant: `answered` is False, or AbstainedError under `strict`.
         """
         question = _readable(question, "question")
         policy = self._policy(policy)
+        if query is None and history and chunks is None:
+            query = self._condensed(question, history)
         with self.turn:
             if self._given_engine is None:
                 # A model that is not there is said before the search.
@@ -644,6 +646,14 @@ class Pipeline:
                 return self._kept(policy, [prompt.pieces[index] for index in lacking])
 
         return AnswerStream(ask, generation, on_end=on_end)
+
+    def _condensed(self, question: str, history: Sequence[Turn]) -> str:
+        """What to search for when a question comes in a conversation."""
+        from epicrag.condense import along, model_rewriter
+
+        way = self.config.condense
+        rewriter = model_rewriter(self.engine) if way == "model" else None
+        return along(question, history, way, rewriter).query
 
     def foretell_kv(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epicrag.condense import condense, is_faithful, leans_on
+from epicrag.condense import along, condense, is_faithful, leans_on
+from epicrag.serving.prompt import Turn
 from epicrag.sessions import Exchange
 
 BATTERY = Exchange("How long does the battery last?", "It lasts 14 months. [1]")
@@ -107,3 +108,18 @@ def test_the_served_model_is_asked_for_one_line(tiny_engine):
 
     written = model_rewriter(tiny_engine("llama"))("And it?", [BATTERY])
     assert "\n" not in written
+
+
+def test_messages_are_condensed_in_their_turn():
+    turns = [
+        Turn("user", "How long does the battery last?"),
+        Turn("assistant", "14 months."),
+        Turn("user", "And at the fast interval?"),
+        Turn("assistant", "4 months."),
+    ]
+    assert "battery" in along("Why is that?", turns).query
+    assert along("How many alarms can the hub hold?", turns).query == (
+        "How many alarms can the hub hold?"
+    )
+    assert along("Why is that?", turns, "off").query == "Why is that?"
+    assert along("Why is that?", [Turn("assistant", "hello")]).query == "Why is that?"

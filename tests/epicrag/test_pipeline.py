@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 
 from epicrag.errors import AbstainedError, IndexEmptyError, MismatchError, UsageError
+from epicrag.history import Kept
 from epicrag.pipeline import Pipeline
+from epicrag.serving.prompt import Turn
 
 CODE = "What is the door code of the museum?"
 
@@ -358,3 +360,15 @@ def test_one_search_may_differ_from_the_configuration(museum, monkeypatch):
         assert [hit.row for hit in turned[1]] == [hit.row for hit in reversed(plain)]
         assert pipeline.search(CODE, rerank=False) == plain == pipeline.search(CODE)
         assert loaded == ["tiny"]
+
+
+def test_a_follow_up_is_searched_for_with_what_was_asked_before(museum, monkeypatch):
+    monkeypatch.setattr("epicrag.pipeline.fitted", lambda _, prompt, n_new: (prompt, Kept()))
+    talk = [Turn("user", "When does the ferry to the island leave?"), Turn("assistant", "Hourly.")]
+    with museum.open() as pipeline:
+        alone = pipeline.stream("And where from?")
+        behind = pipeline.stream("And where from?", history=talk)
+        given = pipeline.stream("And where from?", history=talk, query="door code museum")
+    assert behind.hits[0].chunk.document.endswith("ferry.txt")
+    assert behind.hits[0].score > max((hit.score for hit in alone.hits), default=0.0)
+    assert given.hits[0].chunk.document.endswith("museum.txt")
