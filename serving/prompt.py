@@ -93,6 +93,8 @@ class Chat:
 
     messages: tuple[Message, ...]
     namespace: str = ""
+    is_raw: bool = False
+    """Whether it is a text to go on with: no chat template then, only what every text begins with."""
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -209,7 +211,7 @@ class ChatFormat:
     def _chat_units(self, chat: Chat) -> list[Unit]:
         """Lay a conversation out; what follows its last chunk is the question."""
         control = self.tokenizer.template_ids
-        messages, frame = self._framed(chat.messages)
+        messages, frame = self._framed(chat)
         units: list[Unit] = []
         ids: list[int] = []
         index = 0
@@ -223,13 +225,22 @@ class ChatFormat:
                 units.append(self._bare(part, index))
                 index, ids = index + 1, []
         units.append(Unit("question", (*ids, *control(frame[-1]))))
-        return [unit for unit in units if unit.ids]
+        units = [unit for unit in units if unit.ids]
+        if (
+            units and units[-1].kind == "chunk"
+        ):  # the last token is computed: the answer begins behind it
+            last = units[-1]
+            units[-1] = Unit("question", last.ids, last.piece, place=last.place)
+        return units
 
-    def _framed(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[str]]:
+    def _framed(self, chat: Chat) -> tuple[Sequence[Message], list[str]]:
         """The messages as the template takes them, and the frame around them.
 
         Where it takes no system message, its text opens the message of the user that follows.
         """
+        messages = chat.messages
+        if chat.is_raw:
+            return messages, [self.bos, *[""] * len(messages)]
         frame = self.frame([message.role for message in messages])
         if frame is not None:
             return messages, frame

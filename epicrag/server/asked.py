@@ -114,6 +114,7 @@ def as_chat(
     parts: Callable[[str], Sequence[str | Piece]],
     *,
     namespace: str,
+    is_raw: bool = False,
 ) -> prompt.Chat:
     """Messages as they are, chunks before the text of theirs; known chunks in that text are `parts` of it.
 
@@ -129,4 +130,4 @@ def as_chat(
             for reference, where in references_of(message, n)
         ]
         laid.append(Laid(ROLES[message.role], (*pieces, *parts(message.text))))
-    return Chat(tuple(laid), namespace=namespace)
+    return Chat(tuple(laid), namespace, is_raw)

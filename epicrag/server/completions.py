@@ -38,8 +38,8 @@ async def completions(
     state: Annotated[State, Depends(get_state)],
     tenant: Annotated[Tenant, Depends(get_tenant)],
 ) -> Response:
-    """Each prompt reaches the model as a user's message, and makes a choice. The model `epicrag` answers from
-    the index."""
+    """Each prompt is a text that the model goes on with, without a chat template, and makes a choice. To the
+    model `epicrag` it is a question, answered from the index."""
     reply = replying.Replying(state, request, _work(state, tenant, body), "prompt")
     envelope = Envelope.of(state, "cmpl", body)
     if body.stream:

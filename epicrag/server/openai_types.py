@@ -310,7 +310,7 @@ class CompletionRequest(Request):
     """The body of POST /v1/completions."""
 
     prompt: Prompts
-    """A text, or several: a choice for each. It reaches the model as a user's message."""
+    """A text, or several: a choice for each. The model goes on with it as it is."""
     best_of: One = None
     echo: Annotated[
         Literal[False] | None, refused("the prompt is not echoed: leave it out", None, False)

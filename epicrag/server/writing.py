@@ -75,14 +75,14 @@ class Writer:
         return self._conversing(request.messages, warned)
 
     def completion(self, request: CompletionRequest, prompt: str) -> Iterator[Item]:
-        """Answer one prompt of a request, as a user's only message."""
+        """Go on with one prompt of a request, as it is; from the index, where it is a question for that."""
         wishes = wishes_of(request)
         messages = [Message(role="user", content=prompt)]
         if retrieves(self.state, self.tenant, request.model):
             return self._from_index(messages, wishes)
         why = f"{request.model} searches none"
         warnings = (*wishes.warnings, *pointless(wishes.settings, why))
-        return self._conversing(messages, replace(wishes, warnings=warnings))
+        return self._conversing(messages, replace(wishes, warnings=warnings), is_raw=True)
 
     # --- three ways to an answer ---
 
@@ -123,13 +123,16 @@ class Writer:
         )
         return self._cited(AnswerStream(ask, generation), wishes, passages)
 
-    def _conversing(self, messages: Sequence[Message], wishes: Wishes) -> Iterator[Item]:
+    def _conversing(
+        self, messages: Sequence[Message], wishes: Wishes, *, is_raw: bool = False
+    ) -> Iterator[Item]:
         """A conversation as it is: the model's own words, without markers."""
         chat = as_chat(
             messages,
             lambda name, where: shelf.chunk(self.state, self.tenant, name, where),
             lambda text: shelf.parts(self.state, self.tenant, text),
             namespace=self.tenant.namespace,
+            is_raw=is_raw,
         )
         most = wishes.max_tokens or self._fitting(chat)
         with closing(self._generate(chat, wishes, most)) as generation:

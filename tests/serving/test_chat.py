@@ -285,3 +285,14 @@ def test_compiling_waits_for_pages_that_requests_hold(checkpoint, tmp_path):
             list(engine.cache.ensure_stored([engine.recipe_of(Piece(long), "isolated")]))
         assert [item[0] for item in engine.compile([Piece(long)], "isolated")] == [0]
         assert len(held.token_ids) == 3
+
+
+def test_raw_text_goes_on_as_it_is(tiny_engine):
+    engine = tiny_engine("llama")
+    asked = Chat((Message("user", ("The cat said: ", Piece(CAT))),), is_raw=True)
+    layout = engine.lay_out(asked, 1)
+    begins = engine.tokenizer.template_ids(engine.chat.bos) if engine.chat.bos else ()
+    plain = engine.tokenizer.ids
+    assert layout.ids == (*begins, *plain("The cat said: "), *plain(CAT))
+    assert layout.segments[-1].unit.kind == "question"  # something has to be computed
+    assert close(logits(engine, asked, Naive()), logits(engine, asked, Full()))
