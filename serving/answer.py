@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 from epicrag import types
 from epicrag.serving.pool import NoPagesError
 from epicrag.serving.sample import Sampler, Sampling, TextStream
+from epicrag.serving.warming import ColdError, Warming
 from epicrag.serving.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -47,7 +48,7 @@ class Answering:
     def __init__(
         self,
         engine: Engine,
-        place: Callable[[], Placed],
+        place: Callable[[Mapping[str, int] | None], Placed],
         sampling: Sampling,
         state: State,
         *,
@@ -67,23 +68,56 @@ class Answering:
         state.is_constrained = grammar is not None
         self._stream = TextStream(engine.tokenizer, () if grammar else sampling.stop)
         self._placed: Placed | None = None
+        self._warming: Warming | None = None
+        self._warmed: dict[str, int] | None = None
+        self._warm_ms = 0.0
         self._busy_before = 0
         self._watch = Watch()
         self._ms = types.Timings()
         self.next_token: int | None = None
 
     def open(self, wait_ms: float) -> Walk:
-        """Put the prompt into the pool. NoPagesError when it has no room for it now."""
+        """Put the prompt into the pool, or begin to compute the chunks of it that have no KV.
+
+        NoPagesError when there is no room for it now.
+        """
         self._watch = Watch()
         self._busy_before = self._engine.busy_pages
-        placed = self._placed = self._place()
+        try:
+            placed = self._placed = self._place(self._warmed)
+        except ColdError as cold:
+            warming = Warming(self._engine, cold.recipes)
+            warming.begin()
+            self._warming = warming
+            return warming
         self._ms = types.Timings(
-            wait=wait_ms, load=placed.load_ms, stitch=placed.stitch_ms, select=placed.select_ms
+            wait=wait_ms - self._warm_ms,
+            load=placed.load_ms + self._warm_ms,
+            stitch=placed.stitch_ms,
+            select=placed.select_ms,
         )
         self._watch.lap()
         self._state.prompt_tokens = placed.layout.n_tokens
         self._state.pieces_used = self._n_pieces - placed.layout.dropped
         return placed.linked
+
+    @property
+    def is_warming(self) -> bool:
+        return self._warming is not None
+
+    def warm(self) -> bool:
+        """Keep the chunk that is complete by now; whether it was the last, and the prompt can be put in its place."""
+        assert self._warming is not None
+        try:
+            if self._warming.advance():
+                return False
+        except NoPagesError:  # the others are computed when the prompt has its own pages
+            pass
+        self._warmed = self._warming.done
+        self._warm_ms = self._watch.total()
+        warming, self._warming = self._warming, None
+        warming.close()
+        return True
 
     @property
     def n_compiled(self) -> int:
@@ -127,6 +161,9 @@ class Answering:
 
     def close(self) -> None:
         """Release pages and pins; rows that are exact stay behind for later prompts."""
+        warming, self._warming = self._warming, None
+        if warming is not None:
+            warming.close()
         placed, self._placed = self._placed, None
         if placed is None:
             return
@@ -137,7 +174,7 @@ class Answering:
 
     def _total(self) -> float:
         """Milliseconds since the request was put in the queue."""
-        return self._ms.wait + self._watch.total()
+        return self._ms.wait + self._warm_ms + self._watch.total()
 
     def _receipt(self) -> types.Receipt:
         """Say what was reused. Chunks compiled in this request count as recomputed: nothing was saved."""

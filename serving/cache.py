@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from epicrag.errors import DeviceError, EpicragError
 from epicrag.serving.compile import Recipe, compile_batch
 from epicrag.serving.entry import Entry, rounded
 from epicrag.serving.host import HostTier
+from epicrag.serving.pool import NoPagesError
 
 if TYPE_CHECKING:
     from epicrag.index.kvstore import KVStore
@@ -89,10 +91,11 @@ class ChunkCache:
     @property
     def own_keys(self) -> set[str]:
         """Keys of entries that belong to the engine itself, not to any document."""
-        return {self.key(self._opening)}
+        return {self.key(self.opening)}
 
     @property
-    def _opening(self) -> Recipe:
+    def opening(self) -> Recipe:
+        """The neutral system prompt, which most chunks are computed behind."""
         return Recipe(self._system, opens=True)
 
     @property
@@ -120,6 +123,10 @@ class ChunkCache:
     def keeps(self, namespace: str) -> bool:
         """Whether there is a store for the chunks of a namespace."""
         return (self._other_store if namespace else self._store) is not None
+
+    def is_kept(self, recipe: Recipe) -> bool:
+        """Whether a chunk is on disk, or can be rounded from what is there: then it is, now."""
+        return self._is_stored(recipe) or self._from_wide(recipe) is not None
 
     def _is_stored(self, recipe: Recipe) -> bool:
         store = self._store_of(recipe)
@@ -194,6 +201,17 @@ class ChunkCache:
 
         return leave
 
+    def keep(
+        self, recipe: Recipe, keys: Tensor, values: Tensor, *, must_store: bool = False
+    ) -> None:
+        """Take a chunk's KV that was computed elsewhere: on disk, and in the pool if it has room."""
+        entry = self._stored(recipe, keys, values)
+        self._put(recipe, entry, must_store)
+        self.hits["compiled"] += 1
+        key = self.key(recipe)
+        with suppress(NoPagesError):
+            self._pool.fill(key, entry, leave=self._on_leave(key, entry.keys.dtype))
+
     def _find(self, key: str, recipe: Recipe) -> tuple[str, Entry | None]:
         """Look for an entry in the tiers below the pool: where it was, and the entry, or None."""
         if (entry := self.host.get(key)) is not None:
@@ -236,9 +254,11 @@ class ChunkCache:
     def _cost(self, recipe: Recipe) -> int:
         """Tokens a compile computes: those of the system unit are shared."""
         behind = len(recipe.behind)
-        return len(recipe.ids) + (behind - len(self._system) if self._opens(recipe) else behind)
+        return len(recipe.ids) + (
+            behind - len(self._system) if self.is_behind_system(recipe) else behind
+        )
 
-    def _opens(self, recipe: Recipe) -> bool:
+    def is_behind_system(self, recipe: Recipe) -> bool:
         return recipe.behind[: len(self._system)] == self._system
 
     def _load(self, key: str, recipe: Recipe) -> Entry | None:
@@ -284,9 +304,9 @@ class ChunkCache:
         done: dict[int, Entry] = {}
         groups: dict[bool, list[int]] = {}
         for index, recipe in enumerate(recipes):
-            groups.setdefault(self._opens(recipe), []).append(index)
+            groups.setdefault(self.is_behind_system(recipe), []).append(index)
         for opens, indices in groups.items():
-            system = self._opening
+            system = self.opening
             shared = None
             if opens:
                 shared = (len(self._system), self.acquire(system)[0])

@@ -151,12 +151,12 @@ def compile_batch(
         batch = FlatBatch(pool, layers, requests, compute_dtype(model.dtype))
         model.forward(ids, torch.cat(positions), batch, [0])
         return [
-            _taken(pool, layers, request.write[-len(recipe.ids) :], len(recipe.behind))
+            taken(pool, layers, request.write[-len(recipe.ids) :], len(recipe.behind))
             for request, recipe in zip(requests, recipes, strict=True)
         ]
 
 
-def _taken(pool: Pool, layers: ops.Layers, rows: Tensor, start: int) -> tuple[Tensor, Tensor]:
+def taken(pool: Pool, layers: ops.Layers, rows: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """Copy a chunk's rows out of the pool, keys turned back from position `start` to 0."""
     return relocate(pool.keys[:, :, rows], -start, layers), pool.values[:, :, rows]
 

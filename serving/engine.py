@@ -35,6 +35,7 @@ from epicrag.serving.schedule import Limits, Scheduler, Ticket
 from epicrag.serving.stitched import Stitched
 from epicrag.serving.threads import settle
 from epicrag.serving.tokenizer import UnitTokenizer
+from epicrag.serving.warming import Warming
 
 if TYPE_CHECKING:
     from epicrag.index.kvstore import KVStore
@@ -45,6 +46,8 @@ DEFAULT_COMPILE = "neighbour"
 DEFAULT_KV_BYTES = 2 << 30
 DEFAULT_GPU_SHARE = 0.9
 _WAIT_S = 0.02
+PIECE_TOKENS = 256
+"""Of a chunk that is compiled while others are answered, so many at a time."""
 
 
 class Engine:
@@ -278,6 +281,13 @@ class Engine:
         recipes += [self.recipe_of(piece, mode) for piece in pieces]
         left = dict(enumerate(recipes))
         while left:
+            if self.scheduler.is_busy:
+                index, recipe = next(iter(left.items()))
+                n_computed = self._compile_beside(recipe)
+                del left[index]
+                if index:
+                    yield index - 1, self.cache.key(recipe), n_computed
+                continue
             order = list(left)
             done = self.cache.ensure_stored([left[index] for index in order])
             while (item := self._next_compiled(done)) is not None:
@@ -285,6 +295,41 @@ class Engine:
                 del left[index]
                 if index:
                     yield index - 1, item.key, item.n_tokens
+                if self.scheduler.is_busy:
+                    break
+
+    def _compile_beside(self, recipe: Recipe) -> int:
+        """Compile one chunk while others are answered: a piece, then a step for them. Returns its tokens, 0 where
+        it was there."""
+        with self.scheduler.turn():
+            if self.cache.is_kept(recipe):
+                return 0
+        warming = Warming(self, [recipe], must_store=True)
+        try:
+            while not self._began(warming):
+                if not self.scheduler.step():
+                    time.sleep(_WAIT_S)  # all that run wait for their readers
+            while warming.n_left:
+                with self.scheduler.turn():
+                    link.run([warming.link_job(PIECE_TOKENS)])
+                self.scheduler.step()
+            with self.scheduler.turn():
+                warming.advance()
+        finally:
+            with self.scheduler.turn():
+                warming.close()
+        return len(recipe.ids)
+
+    def _began(self, warming: Warming) -> bool:
+        """Whether a compile got its pages; not while those that run hold them."""
+        with self.scheduler.turn():
+            try:
+                warming.begin()
+            except NoPagesError:
+                if not self.scheduler.n_running:
+                    raise
+                return False
+        return True
 
     def _next_compiled(self, done: Iterator[Compiled]) -> Compiled | None:
         """The next of some compiles, None at their end, or where they must be begun again after a wait."""
@@ -402,13 +447,12 @@ class Engine:
             sampling = replace(sampling, stop=(*sampling.stop, ASKING))
         state = State()
         chosen = check_mode(policy.compile_mode or mode or self.compile_mode)
-        place: Callable[[], Placed] = partial(
-            Stitched, self, prompt, policy, chosen, sampling.max_tokens
+        place: Callable[[Mapping[str, int] | None], Placed] = partial(
+            self._place, prompt, policy, chosen, sampling.max_tokens
         )
         if self.refusal:
-            place = partial(
-                PlainPlaced, self.model, partial(self.lay_out, prompt, sampling.max_tokens)
-            )
+            plain_place = partial(self.lay_out, prompt, sampling.max_tokens)
+            place = lambda _: PlainPlaced(self.model, plain_place)
         work = Answering(
             self,
             place,
@@ -420,6 +464,18 @@ class Engine:
         )
         ticket = Ticket(work)
         return Generation(self.scheduler, ticket, state), ticket
+
+    def _place(
+        self,
+        prompt: Prompt | Chat,
+        policy: Policy,
+        mode: str,
+        n_new: int,
+        warmed: Mapping[str, int] | None,
+    ) -> Stitched:
+        """A prompt in the pool; ColdError at first where many of its chunks have no KV yet."""
+        at_once = warmed is not None
+        return Stitched(self, prompt, policy, mode, n_new, warmed, at_once=at_once)
 
     # --- what is held ----------------------------------------------------------------------------
 

@@ -46,6 +46,15 @@ class Work(Protocol):
         """Tokens that `open` had to compute."""
         ...
 
+    @property
+    def is_warming(self) -> bool:
+        """Whether the walk computes chunks that the prompt lacks, before it is put in its place."""
+        ...
+
+    def warm(self) -> bool:
+        """A chunk's last piece was computed. Whether it was the last chunk: then `open` is called again."""
+        ...
+
     def take(self, logits: Any) -> str:
         """Choose the token after these logits (1, V); the text that is certain by now."""
         ...
@@ -121,6 +130,11 @@ class Scheduler:
     @property
     def n_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anybody is being served, or waits for it."""
+        return bool(self._running or self._waiting)
 
     # --- for readers -----------------------------------------------------------------------------
 
@@ -258,6 +272,13 @@ class Scheduler:
         return True
 
     def _advance(self, ticket: Ticket, logits: Any) -> None:
+        if ticket.work.is_warming:
+            if ticket.work.warm():
+                self._running.remove(ticket)
+                ticket.walk = None
+                self._is_full = False
+                self._waiting.appendleft(ticket)
+            return
         self.decoded += 1
         delta = ticket.work.take(logits)
         if ticket.work.next_token is None:

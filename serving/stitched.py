@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from epicrag.kernels import ops
 from epicrag.serving.compose import plan, plan_prefix, skipped
 from epicrag.serving.link import Linked, stitch
 from epicrag.serving.prefixes import Match, cut
+from epicrag.serving.warming import ColdError
 from epicrag.serving.watch import Watch
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from epicrag.serving.prompt import Chat, Prompt
 
 
+AT_ONCE = 256
+"""Tokens of chunks without KV that a request computes in one piece, while the others wait."""
+
 _ROOT, _BARE = "chunks:", "bare:"
 """Of private prefixes: those computed over a system prompt that passed through the store's sixteen bits, and those
 without one."""
@@ -29,10 +33,22 @@ class Stitched:
     """A prompt in the pool with everything its receipt needs; a context manager that gives all back."""
 
     def __init__(
-        self, engine: Engine, prompt: Prompt | Chat, policy: Policy, mode: str, n_new: int
+        self,
+        engine: Engine,
+        prompt: Prompt | Chat,
+        policy: Policy,
+        mode: str,
+        n_new: int,
+        warmed: Mapping[str, int] | None = None,
+        *,
+        at_once: bool = True,
     ) -> None:
+        """`warmed`: KV keys that were computed for this prompt just now, with their tokens. What is still
+        missing is computed `at_once`, or, where that would take long, a ColdError names it."""
         self._engine = engine
         self._namespace = prompt.namespace
+        self._warmed = dict(warmed or {})
+        self._at_once = at_once
         self.late = (0, 0)
         """Rows that are read exact and stitched, of chunks that had to be compiled for this prompt."""
         self.computed = 0
@@ -64,10 +80,13 @@ class Stitched:
         system = 0
         late: set[int] = set()
         if self.policy.reuse == "chunks":
+            if not self._at_once:
+                self._refuse_cold(recipes.values())
             system = self._find_private(ids, recipes, resident, exact)
             for index, recipe in recipes.items():
                 resident[index], computed = engine.cache.acquire(recipe)
                 self._pins.append(recipe)
+                computed = computed or self._warmed.pop(engine.cache.key(recipe), 0)
                 self.computed += computed
                 if computed:
                     late.add(index)
@@ -92,6 +111,14 @@ class Stitched:
         )
         self._linked.shared.extend(_spans(self._prefix, system))
         self.stitch_ms = watch.lap()
+
+    def _refuse_cold(self, recipes: Iterable[Recipe]) -> None:
+        """ColdError where so much KV is missing that computing it now would hold up everybody else."""
+        cache = self._engine.cache
+        once = {cache.key(recipe): recipe for recipe in recipes}
+        missing = [recipe for recipe in once.values() if not cache.holds(recipe)]
+        if sum(len(recipe.ids) for recipe in missing) > AT_ONCE:
+            raise ColdError(missing)
 
     def _plan(self, exact: dict[int, bool], resident: dict[int, tuple[Run, ...]]) -> Plan:
         """Apply the policy; where it must see the stitched prompt to choose, let it."""

@@ -66,6 +66,10 @@ class Work:
     opened: int = 0
     closed: int = 0
     waited: float = -1.0
+    is_warming: bool = False
+
+    def warm(self) -> bool:
+        raise AssertionError("nothing here is cold")
 
     def open(self, wait_ms: float) -> Walk:
         if self.pages.free < self.needs:
