@@ -142,7 +142,7 @@ class GivenChunk:
 
     @property
     def content_id(self) -> str:
-        parts = [self.model_text, *([self.before] if self.before else [])]
+        parts = [self.title or "", self.text, *([self.before] if self.before else [])]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
@@ -284,12 +284,12 @@ class ChunkBook:
         over the limits.
         """
         rows = self._register(namespace, given, named=True, replace=replace)
-        return self._compiled(self._of_rows(rows))
+        return self._compiled(self._registered(given, rows))
 
     def bring(self, namespace: str, given: Sequence[GivenChunk]) -> list[BookChunk]:
         """Note what a request brings along, in the order given; its KV is computed by what reads it first."""
         rows = self._register(namespace, given, named=False, replace=False)
-        chunks = self._of_rows(rows)
+        chunks = self._registered(given, rows)
         if self._engine.refusal:
             return chunks
         keyed = [
@@ -305,6 +305,7 @@ class ChunkBook:
     ) -> list[int]:
         checked = [self._checked(chunk) for chunk in given]
         tokens = [self._counted(chunk) for chunk in checked]
+        _refuse_twice(checked)
         with self._mutex:
             self._flush()
             with self._database.writing() as connection:
@@ -316,6 +317,18 @@ class ChunkBook:
             self._changed(namespace)
             self._drop([*writer.lost, *doomed])
         return rows
+
+    def _registered(self, given: Sequence[GivenChunk], rows: Sequence[int]) -> list[BookChunk]:
+        """The chunks of the rows just written. ChunkConflictError: one was deleted or replaced meanwhile."""
+        chunks = self._of_rows(rows)
+        if len(chunks) < len(rows):
+            left = {chunk.row for chunk in chunks}
+            n = next(n for n, row in enumerate(rows) if row not in left)
+            raise ChunkConflictError(
+                f"chunk {given[n].id or n + 1} was deleted or replaced while it was registered",
+                "register it again",
+            )
+        return chunks
 
     def _checked(self, given: GivenChunk) -> GivenChunk:
         """Text that can be kept as it is, and an id that can stand in an address."""
@@ -395,7 +408,7 @@ class ChunkBook:
                 for chunk, key in keys:
                     noted = connection.execute(
                         "UPDATE chunks SET kv_key = ? WHERE row = ? AND"
-                        " (SELECT before.id FROM chunks AS before WHERE before.row = before_row) IS ?",
+                        " (SELECT before.id FROM chunks AS before WHERE before.row = chunks.before_row) IS ?",
                         (key, chunk.row, chunk.before),
                     )
                     if not noted.rowcount:
@@ -510,6 +523,18 @@ class ChunkBook:
         where = "WHERE this.row IN (SELECT value FROM json_each(?))"
         found = {chunk.row: chunk for chunk in self._chunks(where, json.dumps(wanted))}
         return [found[row] for row in wanted if row in found]
+
+
+def _refuse_twice(given: Sequence[GivenChunk]) -> None:
+    """ChunkConflictError where two of the chunks that come together have one id, and are not the same."""
+    known: dict[str, GivenChunk] = {}
+    for chunk in given:
+        same = known.setdefault(chunk.id or "", chunk)
+        if (same.text, same.title, same.before) != (chunk.text, chunk.title, chunk.before):
+            raise ChunkConflictError(
+                f"two of the chunks have the id {chunk.id} and other content",
+                "give each its own id",
+            )
 
 
 @dataclass(slots=True)

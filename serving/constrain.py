@@ -70,6 +70,7 @@ class Grammar:
         """JSON that a schema accepts; the properties come in the schema's order. A text is read as JSON."""
         parsed = _parsed(schema)
         _check_size(parsed)
+        _check_unicode("the JSON schema", json.dumps(parsed, ensure_ascii=False))
         parsed = _without_unknown_formats(parsed)
         source = _schema_source(parsed)
         if why := _refusal(source):
@@ -103,6 +104,7 @@ class Grammar:
         if len(given) > MAX_PARTS:
             raise UsageError(f"{len(given):,} choices are too many", f"give up to {MAX_PARTS:,}")
         _check_chars("the choices", sum(map(len, given)))
+        _check_unicode("the choices", "".join(given))
         lark = "start: " + " | ".join(json.dumps(text) for text in given)
         return cls._checked("choice", lark, "the choices")
 
@@ -114,6 +116,7 @@ class Grammar:
 
     @classmethod
     def _checked(cls, kind: str, source: str, name: str) -> Grammar:
+        _check_unicode(name, source)
         if why := _refusal(source):
             raise UsageError(f"{name} cannot be followed: {_plain(why)}")
         return cls(kind, source)
@@ -248,6 +251,16 @@ def _check_chars(name: str, n: int) -> None:
         raise UsageError(f"{name}: {n:,} characters are too many", f"up to {MAX_CHARS:,} are taken")
 
 
+def _check_unicode(name: str, text: str) -> None:
+    """UsageError for halves of surrogate pairs: there is no such text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{name}: {text[error.start : error.end]!r} is no character", "leave it out"
+        ) from error
+
+
 def _check_pattern(pattern: str, name: str) -> None:
     if not isinstance(pattern, str) or not pattern:
         raise UsageError(f"{name} must be a text that is not empty, not {pattern!r:.100}")
@@ -255,6 +268,7 @@ def _check_pattern(pattern: str, name: str) -> None:
         raise UsageError(
             f"{name}: {len(pattern):,} characters are too many", f"up to {MAX_PATTERN:,} are taken"
         )
+    _check_unicode(name, pattern)
 
 
 def _parsed(schema: Mapping[str, Any] | bool | str) -> dict[str, Any]:

@@ -87,7 +87,9 @@ class Sampler:
                 self._generator.seed()
             else:
                 self._generator.manual_seed(sampling.seed)
-        probabilities = self._cut(logits.float().cpu() / sampling.temperature)
+        logits = logits.float().cpu()
+        # From the highest down: what a tiny temperature makes of the others is nothing, and no overflow.
+        probabilities = self._cut((logits - logits.max()) / sampling.temperature)
         return int(torch.multinomial(probabilities, 1, generator=self._generator))
 
     def _cut(self, logits: Tensor) -> Tensor:
@@ -100,6 +102,7 @@ class Sampler:
             ordered, order = probabilities.sort(descending=True)
             # Keep the smallest set that reaches p: a token goes if those before it have reached it.
             gone = ordered.cumsum(-1) - ordered >= p
+            gone[0] = False  # however small p is
             probabilities = probabilities.scatter(0, order[gone], 0.0)
         return probabilities
 

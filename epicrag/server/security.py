@@ -83,7 +83,7 @@ def check_origin(headers: Mapping[str, list[str]], settings: ServerSettings) -> 
     given = headers.get("origin", [])
     host = headers["host"][0].lower()
     for origin in given:
-        is_own = urlsplit(origin.lower()).netloc == host
+        is_own = _site_of(origin) == host
         if not (is_own or origin.lower() in settings.allow_origins):
             raise ApiError(
                 403,
@@ -154,6 +154,14 @@ def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:
             )
         checked.append(text)
     return tuple(checked)
+
+
+def _site_of(origin: str) -> str | None:
+    """Host and port of an origin; None for what is none."""
+    try:
+        return urlsplit(origin.lower()).netloc or None
+    except ValueError:
+        return None
 
 
 def _bearer(headers: Mapping[str, list[str]]) -> str | None:

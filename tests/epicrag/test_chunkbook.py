@@ -304,3 +304,45 @@ def test_threads_share_a_book(shelf: Shelf):
         assert shelf.store.keys() <= keys
     with shelf.open() as book:
         assert len(book.page("t1").chunks) == 11
+
+
+def test_the_kv_of_a_chunk_behind_another_is_kept(shelf: Shelf):
+    with shelf.open() as book:
+        first, second = book.put("a", [given("One.", "1"), given("Two.", "2", before="1")])
+        assert (second.kv, second.kv_key is None) == ("computed", False)
+        assert book.get("a", "2").kv_key == second.kv_key
+        assert shelf.store.keys() == {first.kv_key, second.kv_key}
+        (again,) = book.put("a", [given("Two.", "2", before="1")])
+        assert again.kv == "stored"
+        brought = book.bring("b", [given("One.", "1"), given("Two.", "2", before="1")])
+        assert [book.get("b", c.id).kv_key for c in brought] == [c.kv_key for c in brought]
+
+
+def test_an_id_by_content_tells_a_title_from_a_line(shelf: Shelf):
+    with shelf.open() as book:
+        (titled,) = book.put("a", [given("body", title="T")])
+        (plain,) = book.put("a", [given("T\nbody")])
+        assert titled.id != plain.id
+        assert book.get("a", titled.id).title == "T"
+
+
+def test_one_id_for_two_texts_is_refused(shelf: Shelf):
+    with shelf.open() as book:
+        with pytest.raises(ChunkConflictError, match="two of the chunks"):
+            book.put("a", [given("one", "x"), given("two", "x")], replace=True)
+        one, two = book.put("a", [given("one", "x"), given("one", "x")])
+        assert one.row == two.row
+
+
+def test_what_goes_while_it_is_registered_is_said(shelf: Shelf, monkeypatch):
+    with shelf.open() as book:
+        register = book._register
+
+        def and_deleted(namespace: str, *args: Any, **kwargs: Any) -> list[int]:
+            rows = register(namespace, *args, **kwargs)
+            book.delete(namespace, "x")
+            return rows
+
+        monkeypatch.setattr(book, "_register", and_deleted)
+        with pytest.raises(ChunkConflictError, match="while it was registered"):
+            book.put("a", [given("one", "x")])

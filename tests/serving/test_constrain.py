@@ -398,3 +398,17 @@ def test_a_hostile_schema_costs_a_bounded_time(vocabulary, tokenizer, name):
     except UsageError:
         pass
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Grammar.json_schema({"const": "\ud800"}),
+        lambda: Grammar.regex("a\udfff"),
+        lambda: Grammar.choice(["\ud800"]),
+        lambda: Grammar.lark('start: "\ud800"'),
+    ],
+)
+def test_half_a_character_is_refused(make):
+    with pytest.raises(UsageError, match="is no character"):
+        make()

@@ -110,3 +110,16 @@ def test_text_is_shown_as_it_comes():
     assert stream.push(ord("a")) == "a"
     assert stream.push(ord("S")) == ""
     assert stream.push(ord("b")) == "Sb"
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"temperature": 1e-40},
+        {"temperature": 1.0, "top_p": 1e-300},
+        {"top_p": 5e-324, "temperature": 100.0},
+    ],
+)
+def test_the_smallest_numbers_are_greedy(choices):
+    sampler = Sampler(Sampling(seed=0, **choices))
+    assert {sampler(torch.tensor([-80.0, 30.0, 29.0])) for _ in range(20)} == {1}

@@ -62,6 +62,7 @@ def test_an_allowed_name_is_answered(make_server: Any):
 def test_pages_of_other_sites_are_refused(server: Any):
     assert status(server, origin="https://evil.example") == 403
     assert status(server, origin="null") == 403
+    assert status(server, origin="http://[") == 403
     assert status(server, origin="http://127.0.0.1:8001") == 403
     assert status(server, sec_fetch_site="cross-site", sec_fetch_mode="no-cors") == 403
     assert status(server, origin="http://127.0.0.1:8000") == 200
