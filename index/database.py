@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,7 +22,6 @@ from epicrag.errors import (
 from epicrag.index import migrations
 
 _BUSY_SECONDS = 5.0
-_MAGIC = b"SQLite format 3\x00"
 _QUICK_CHECK_BYTES = 8 << 20  # about 20 ms; damage in larger files shows when it is read
 
 
@@ -219,20 +218,35 @@ def _holds_anything(file: Path) -> bool:
 
 
 def _check_magic(file: Path) -> None:
-    """Refuse a file that is no SQLite database before SQLite looks for its journals."""
+    """Refuse a file that is no SQLite database before SQLite looks for its journals.
+
+    SQLite itself looks, into the file as it lies there. It must never be opened by anything else: closing that
+    would free the locks of every connection that this process has to it, and the next writer elsewhere, alone
+    as it believes, would take their log away.
+    """
     if not _holds_anything(file):
         return
-    with open(file, "rb") as stream:
-        if stream.read(len(_MAGIC)) != _MAGIC:
-            raise damaged(file, "it is not a SQLite file")
+    with closing(sqlite3.connect(_uri(file) + "?immutable=1", uri=True)) as connection:
+        try:
+            connection.execute("PRAGMA schema_version")
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_NOTADB:
+                raise damaged(file, "it is not a SQLite file") from error
+
+
+def _uri(file: Path) -> str:
+    return "file:" + quote(os.fsencode(file.absolute()))
 
 
 def _connect(file: Path) -> sqlite3.Connection:
     """Connect; a folder that cannot be written to is opened as it lies there, to read only."""
     frozen = file.exists() and not _is_writable(file.parent) and not _is_in_use(file)
-    uri = "file:" + quote(os.fsencode(file.absolute())) + ("?immutable=1" if frozen else "")
     connection = sqlite3.connect(
-        uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        _uri(file) + ("?immutable=1" if frozen else ""),
+        uri=True,
+        timeout=_BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
     )
     connection.execute("PRAGMA foreign_keys = ON")
     connection.create_function("words_of", 1, _words_of, deterministic=True)

@@ -238,3 +238,18 @@ def test_nothing_is_written_to_a_file_that_was_removed(tmp_path, is_replaced):
     with pytest.raises(IndexEmptyError, match="removed or replaced"), opened.writing():
         pass
     opened.close()
+
+
+def test_a_second_connection_leaves_the_locks_of_the_first(tmp_path):
+    """Else a writer of another process would believe it is alone, and take the log away from both."""
+    write = (
+        "import sys; from pathlib import Path; from epicrag.index.catalog import Catalog\n"
+        "with Catalog.open(Path(sys.argv[1])) as catalog: catalog.set_setting('word', sys.argv[2])"
+    )
+    with Catalog.open(tmp_path, create=True) as first, Catalog.open(tmp_path) as second:
+        for word in ("one", "two"):
+            subprocess.run([sys.executable, "-c", write, str(tmp_path), word], check=True)
+            assert (tmp_path / "catalog.sqlite-wal").exists()
+            assert first.setting("word") == second.setting("word") == word
+        second.set_setting("word", "three")
+        assert first.setting("word") == "three"
