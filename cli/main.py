@@ -14,13 +14,14 @@ from epicrag import __version__
 from epicrag.cli.ask import ask
 from epicrag.cli.bench import bench
 from epicrag.cli.chat import chat
-from epicrag.cli.common import INTERRUPTED, verb, verb_first
+from epicrag.cli.common import verb, verb_first
 from epicrag.cli.config import config
 from epicrag.cli.delete import delete
 from epicrag.cli.doctor import doctor
 from epicrag.cli.eval import evaluate
 from epicrag.cli.export import export
 from epicrag.cli.gc import gc
+from epicrag.cli.hold import INTERRUPTED
 from epicrag.cli.ingest import ingest
 from epicrag.cli.init import init
 from epicrag.cli.list import list_documents

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from epicrag.cli.ask import answer_json, print_deltas, receipt_line, show_sources
+from epicrag.cli.hold import hold
 from epicrag.cli.output import Output, clean, count, line_of
 from epicrag.cli.reach import Face, is_beside
 from epicrag.condense import Rewriter, condense, model_rewriter
@@ -148,24 +149,28 @@ class Talk:
     def _turn(self, face: Face, question: str) -> None:
         self._retryable = question
         out, manner, turns = self.out, self.manner, self.session.turns
-        condensed = condense(question, turns, manner.condense, self._rewriting(face))
+        with self._loading(face):
+            condensed = condense(question, turns, manner.condense, self._rewriting(face))
         if condensed.is_changed:
             out.detail(f"searching for: {condensed.query} ({condensed.reason})")
-        with face.stream(
-            question,
-            k=manner.k,
-            policy=manner.policy,
-            sampling=face.sampling(**manner.sampling),
-            strict=manner.strict,
-            filter=manner.filter,
-            history=messages_of(turns),
-            query=condensed.query if condensed.is_changed else None,
-        ) as stream:
+        with self._loading(face):
+            stream = face.stream(
+                question,
+                k=manner.k,
+                policy=manner.policy,
+                sampling=face.sampling(**manner.sampling),
+                strict=manner.strict,
+                filter=manner.filter,
+                history=messages_of(turns),
+                query=condensed.query if condensed.is_changed else None,
+            )
+        with stream:
             if not out.is_machine and not manner.strict:
                 print_deltas(out, stream)
             answer = stream.finish()
         facts = stream.conversation()
-        self._keep(face, answer, condensed.query)
+        with hold():
+            self._keep(face, answer, condensed.query)
         if out.is_machine:
             turn = {"session": self.session.name, "turn": len(turns), **facts}
             out.object({**answer_json(answer, stream.notes), **turn})
@@ -173,6 +178,10 @@ class Talk:
         if manner.strict:
             out.text(answer.text)
         self._tell(answer, stream.notes, facts)
+
+    def _loading(self, face: Face) -> AbstractContextManager[None]:
+        """A pipeline loads its models at the first question: no interrupt may leave half of one behind."""
+        return nullcontext() if isinstance(face, Remote) else hold(self.out.note)
 
     def _keep(self, face: Face, answer: Answer, query: str) -> None:
         self._answer = answer

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 
 import pytest
 
-from epicrag.cli import talk
+from epicrag.cli import hold, talk
 from epicrag.sessions import Sessions
 from tests.cli.conftest import StubGeneration
 
@@ -182,6 +183,39 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(typed, pipeline, ind
     assert run.out.startswith("The fee is 5 euros.\n")
     assert "stopped" in run.err
     assert len(Sessions(index).open("talk").turns) == 1
+
+
+def test_ctrl_c_while_the_models_are_loaded_waits_until_they_are(typed, pipeline, monkeypatch):
+    loaded = []
+    stream = pipeline.stream
+
+    def loading(question, **options):
+        if not loaded:
+            signal.raise_signal(signal.SIGINT)
+        loaded.append(question)
+        return stream(question, **options)
+
+    monkeypatch.setattr(pipeline, "stream", loading)
+    run = typed("What is the fee?", "/retry")
+    assert loaded == ["What is the fee?"] * 2
+    assert "stopping as soon as this is loaded" in run.err
+    assert run.err.count("stopped; the conversation is kept") == 1
+    assert run.out == ANSWER + "\n"
+
+
+def test_a_second_ctrl_c_ends_rather_than_going_on_with_half_a_library(monkeypatch):
+    codes = []
+    monkeypatch.setattr(hold.os, "_exit", codes.append)
+
+    def loading():
+        with hold.hold():
+            signal.raise_signal(signal.SIGINT)
+            assert codes == []
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        loading()
+    assert codes == [130]
 
 
 def test_ctrl_c_at_the_prompt_ends_the_second_time(typed, pipeline):
