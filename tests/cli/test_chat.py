@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from epicrag.cli import hold, talk
+from epicrag.errors import DeviceError
 from epicrag.sessions import Sessions
 from tests.cli.conftest import StubGeneration
 
@@ -170,6 +171,48 @@ def test_retry_takes_the_answer_back_and_asks_again(typed, pipeline, index):
     assert len(Sessions(index).open("talk").turns) == 1
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DeviceError("out of memory")])
+def test_a_retry_that_fails_leaves_the_answer_that_is_there(
+    typed, cli, pipeline, index, monkeypatch, error
+):
+    cli("chat", "--session", "talk", "What is the fee?")
+    pipeline.error = error
+    typed("/retry", args=("--session", "talk"))
+    assert asked(pipeline)[-1][1]["history"] == ()
+    assert [turn.answer for turn in Sessions(index).open("talk").turns] == [ANSWER]
+
+
+def test_a_retry_after_a_retry_that_failed_still_replaces(typed, pipeline, index, monkeypatch):
+    stream, failing = pipeline.stream, [False, True, False]
+
+    def at_times(question, **options):
+        pipeline.error = DeviceError("out of memory") if failing.pop(0) else None
+        return stream(question, **options)
+
+    monkeypatch.setattr(pipeline, "stream", at_times)
+    typed("What is the fee?", "/retry", "/retry", args=("--session", "talk"))
+    assert len(asked(pipeline)) == 3
+    assert len(Sessions(index).open("talk").turns) == 1
+
+
+def test_a_retry_replaces_no_older_turn_of_the_same_words(typed, pipeline, index, monkeypatch):
+    stream, failing = pipeline.stream, [False, True, False]
+
+    def at_times(question, **options):
+        pipeline.error = DeviceError("out of memory") if failing.pop(0) else None
+        return stream(question, **options)
+
+    monkeypatch.setattr(pipeline, "stream", at_times)
+    typed("What is the fee?", "What is the fee?", "/retry", args=("--session", "talk"))
+    assert len(Sessions(index).open("talk").turns) == 2
+
+
+def test_a_new_conversation_retries_nothing_of_the_old(typed, pipeline):
+    run = typed("What is the fee?", "/new", "/retry")
+    assert len(asked(pipeline)) == 1
+    assert "nothing was asked yet" in run.err
+
+
 def test_new_begins_a_conversation_of_its_own(typed, pipeline, index):
     typed("What is the fee?", "/new", "And for dogs?", args=("--session", "talk"))
     assert asked(pipeline)[1][1]["history"] == ()
@@ -230,8 +273,6 @@ def test_ctrl_c_ends_a_single_turn_with_130(cli, pipeline, index):
 
 
 def test_an_error_does_not_end_a_conversation(typed, pipeline):
-    from epicrag.errors import DeviceError
-
     pipeline.error = DeviceError("out of memory")
     run = typed("What is the fee?", "/help")
     assert "error: out of memory" in run.err
