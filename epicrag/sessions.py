@@ -7,6 +7,7 @@ id which turn is meant: another chat may have written turns of its own since.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -82,6 +83,8 @@ class Session:
     name: str
     file: Path | None = None
     turns: list[Exchange] = field(default_factory=list)
+    is_new: bool = False
+    """Whether its file has still to be made, under the first name like it that nobody has."""
 
     def add(self, turn: Exchange, instead: Exchange | None = None) -> Exchange:
         """Append a turn, and return it with its id; `instead`: a turn that is taken back by the same line.
@@ -109,6 +112,9 @@ class Session:
         self.turns[:] = [one for one in self.turns if one is not turn]
 
     def _write(self, line: Mapping[str, Any]) -> None:
+        if self.is_new and self.file is not None:
+            self.file = _made(self.file)
+            self.name, self.is_new = self.file.name.removesuffix(_SUFFIX), False
         if self.file is not None:
             head = {"schema_version": SCHEMA_VERSION, "session": self.name, "started": _now()}
             _append(self.file, line, head)
@@ -122,12 +128,9 @@ class Sessions:
 
     def new(self) -> Session:
         """A session under a name of its own; its file is made with its first turn."""
-        stem = datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")
-        name, n = stem, 1
-        while self._file(name).exists():
-            n += 1
-            name = f"{stem}-{n}"
-        return Session(name, self._file(name))
+        name = datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")
+        file = next(file for file in _like(self._file(name)) if not file.exists())
+        return Session(file.name.removesuffix(_SUFFIX), file, is_new=True)
 
     def open(self, name: str, *, must_exist: bool = False) -> Session:
         """The session of a name, new where there is none. UsageError: the name cannot be one, or `must_exist`.
@@ -264,9 +267,39 @@ def _take_back(line: Mapping[str, Any], turns: list[Exchange]) -> None:
     del turns[first - 1 :]
 
 
+def _like(file: Path) -> Iterator[Path]:
+    """A file, and the same with a number behind its name."""
+    yield file
+    stem = file.name.removesuffix(_SUFFIX)
+    for n in itertools.count(2):
+        yield file.with_name(f"{stem}-{n}{_SUFFIX}")
+
+
+def _made(file: Path) -> Path:
+    """Make an empty file that was not there: this one, or one like it where another chat was faster."""
+    with _keeping(file):
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        for one in _like(file):
+            with suppress(FileExistsError):
+                os.close(os.open(one, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+                return one
+    raise AssertionError("there is a number that is not taken")
+
+
+@contextmanager
+def _keeping(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"the conversation cannot be kept in {file}: {error.strerror}",
+            "go on without keeping it: --no-save",
+        ) from error
+
+
 def _append(file: Path, line: Mapping[str, Any], head: Mapping[str, Any]) -> None:
     """Write a line to its end and wait until it is on disk; a torn line before it is cut off."""
-    try:
+    with _keeping(file):
         # Of others' eyes: what was asked and answered is nobody else's business.
         file.parent.mkdir(mode=0o700, exist_ok=True)
         with _opened(file, os.O_RDWR | os.O_CREAT) as handle:
@@ -277,11 +310,6 @@ def _append(file: Path, line: Mapping[str, Any], head: Mapping[str, Any]) -> Non
             lines = [line] if whole else [head, line]
             _write_all(handle, "".join(f"{_dumps(one)}\n" for one in lines).encode())
             os.fsync(handle)
-    except OSError as error:
-        raise UsageError(
-            f"the conversation cannot be kept in {file}: {error.strerror}",
-            "go on without keeping it: --no-save",
-        ) from error
 
 
 @contextmanager

@@ -194,6 +194,38 @@ def test_two_new_sessions_have_two_names(sessions):
     assert first.name != second.name
 
 
+def test_two_that_begin_in_the_same_moment_share_no_file(sessions):
+    first, second = sessions.new(), sessions.new()
+    first.add(FIRST)
+    second.add(SECOND)
+    assert first.name != second.name
+    assert sessions.open(first.name).turns == [FIRST]
+    assert sessions.open(second.name).turns == [SECOND]
+    second.add(FIRST)
+    assert len(sessions.list()) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"undo": 1e999}',
+        '{"undo": 0}',
+        '{"undo": -5}',
+        '{"undo": true}',
+        "[" * 200_000,
+        '{"turn": 1, "question": "q", "answer": "a", "sources": [{"n": 1e999}]}',
+    ],
+)
+def test_a_line_of_nonsense_is_damage_of_its_own_file_only(sessions, line):
+    sessions.open("good").add(FIRST)
+    sessions.open("bad").add(FIRST)
+    with (sessions.folder / "bad.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(DamagedError, match="line 3"):
+        sessions.open("bad")
+    assert {one.name: bool(one.damage) for one in sessions.list()} == {"good": False, "bad": True}
+
+
 def test_surrogates_and_line_separators_survive(sessions):
     odd = Exchange("a\udcff\u2028b", "c\nd", True, "q", (), "t")
     sessions.open("talk").add(odd)
