@@ -120,12 +120,5 @@ def _unexpected(out: Output, error: Exception) -> int:
         hint = f"try: {context.command_path} --help" if context else "try: epicrag --help"
         out.error("usage", error.format_message(), hint)
         return USAGE
-    if out.verbose:
-        traceback.print_exc()
-    first_line = (str(error).splitlines() or [""])[0]
-    out.error("unexpected", f"{type(error).__name__}: {first_line}", _hint(out))
+    out.unexpected(error)
     return UNEXPECTED
-
-
-def _hint(out: Output) -> str | None:
-    return None if out.verbose else "run with -v for the traceback"

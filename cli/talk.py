@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import typer
+
 from epicrag.cli.ask import answer_json, print_deltas, receipt_line, show_sources
 from epicrag.cli.hold import hold
 from epicrag.cli.output import Output, clean, count, line_of
@@ -129,7 +131,9 @@ class Talk:
                 return False
             try:
                 self._command(face, name, rest.strip())
-            except EpicragError as error:
+            except typer.Exit:
+                raise
+            except Exception as error:  # noqa: BLE001 - no command ends a conversation
                 self._failed(error)
             return True
         self._say(face, Asked(line.removeprefix("/")))
@@ -143,7 +147,9 @@ class Talk:
             if not error.began and isinstance(face, Remote) and face.server.is_own:
                 raise  # nothing was shown: whoever answers next takes the question over
             self._failed(error)
-        except EpicragError as error:
+        except typer.Exit:
+            raise  # nobody reads what is written any more
+        except Exception as error:  # noqa: BLE001 - no turn ends a conversation
             self._failed(error)
         except KeyboardInterrupt:
             if self.lines is not None:
@@ -151,10 +157,15 @@ class Talk:
             self.out.note("stopped; the conversation is kept without this question (/retry)")
         self._pending = None
 
-    def _failed(self, error: EpicragError) -> None:
-        self.out.failure(error)
+    def _failed(self, error: Exception) -> None:
+        code = EpicragError.exit_code
+        if isinstance(error, EpicragError):
+            code = error.exit_code
+            self.out.failure(error)
+        else:
+            self.out.unexpected(error)
         if self.lines is not None:
-            self.code = self.code or error.exit_code
+            self.code = self.code or code
 
     # --- a turn ---
 

@@ -279,6 +279,14 @@ def test_an_error_does_not_end_a_conversation(typed, pipeline):
     assert "/retry" in run.err
 
 
+def test_a_fault_of_ours_does_not_end_a_conversation_either(cli, pipeline):
+    pipeline.error = RuntimeError("no such thing")
+    run = cli("chat", stdin=b"What is the fee?\nAnd for dogs?\n")
+    assert run.code == 1
+    assert run.err.count("RuntimeError: no such thing") == 2
+    assert len(asked(pipeline)) == 2
+
+
 def test_an_error_of_a_single_turn_is_its_exit_code(cli, pipeline, index):
     pipeline.generation = None
     assert cli("chat", "--strict", "What is the fee?").code == 4
