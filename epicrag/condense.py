@@ -44,7 +44,7 @@ _THAT = re.compile(
     re.VERBOSE,
 )
 _IS_THERE = re.compile(
-    r"\b(?:is|are|was|were|if|whether|how|when)\s+(?:it|there)\b.*\b(?:to|that)\b"
+    r"\b(?:is|are|was|were|if|whether|how|when)\s+(?:it|there)\b.{0,200}\b(?:to|that)\b"
 )
 _SAID_HERE = re.compile(
     r"""
