@@ -82,7 +82,7 @@ def options(
 
 
 def run() -> None:
-    """The entry point of the `epicrag` command."""
+    """Run the command line of this process, and end it."""
     sys.exit(main(sys.argv[1:]))
 
 
