@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from epicrag.cli.common import INTERRUPTED, Common, path
+from epicrag.cli.common import Common, path
+from epicrag.cli.hold import INTERRUPTED
 from epicrag.cli.output import SCHEMA_VERSION, Output, count, table
 from epicrag.cli.progress import reporter
 from epicrag.cli.scratch import scratch

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from epicrag.cli.hold import INTERRUPTED
 from epicrag.cli.output import Output
 from epicrag.errors import EpicragError
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from epicrag.config import Config
     from epicrag.pipeline import Pipeline
 
-
-INTERRUPTED = 130
 
 CompileMode = Annotated[
     str | None, typer.Option("--compile", help="isolated, sink, prefix or neighbour.")

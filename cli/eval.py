@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from epicrag.cli.common import INTERRUPTED, Common, CompileMode, path
+from epicrag.cli.common import Common, CompileMode, path
+from epicrag.cli.hold import INTERRUPTED
 from epicrag.cli.output import Output, count, table
 from epicrag.cli.progress import reporter
 from epicrag.cli.scratch import scratch

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from epicrag.cli.common import INTERRUPTED, Common, CompileMode, Quantize, path
+from epicrag.cli.common import Common, CompileMode, Quantize, path
+from epicrag.cli.hold import INTERRUPTED
 from epicrag.cli.output import Output, count, duration, size
 from epicrag.cli.progress import Lines, reporter
 from epicrag.errors import PartialIngestError, UsageError

@@ -14,13 +14,14 @@ from epicrag import __version__
 from epicrag.cli.ask import ask
 from epicrag.cli.bench import bench
 from epicrag.cli.chat import chat
-from epicrag.cli.common import INTERRUPTED, verb, verb_first
+from epicrag.cli.common import verb, verb_first
 from epicrag.cli.config import config
 from epicrag.cli.delete import delete
 from epicrag.cli.doctor import doctor
 from epicrag.cli.eval import evaluate
 from epicrag.cli.export import export
 from epicrag.cli.gc import gc
+from epicrag.cli.hold import INTERRUPTED
 from epicrag.cli.ingest import ingest
 from epicrag.cli.init import init
 from epicrag.cli.list import list_documents
@@ -81,7 +82,7 @@ def options(
 
 
 def run() -> None:
-    """The entry point of the `epicrag` command."""
+    """Run the command line of this process, and end it."""
     sys.exit(main(sys.argv[1:]))
 
 
@@ -119,12 +120,5 @@ def _unexpected(out: Output, error: Exception) -> int:
         hint = f"try: {context.command_path} --help" if context else "try: epicrag --help"
         out.error("usage", error.format_message(), hint)
         return USAGE
-    if out.verbose:
-        traceback.print_exc()
-    first_line = (str(error).splitlines() or [""])[0]
-    out.error("unexpected", f"{type(error).__name__}: {first_line}", _hint(out))
+    out.unexpected(error)
     return UNEXPECTED
-
-
-def _hint(out: Output) -> str | None:
-    return None if out.verbose else "run with -v for the traceback"

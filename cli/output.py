@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -92,6 +93,14 @@ class Output:
 
     def failure(self, error: EpicragError) -> None:
         self.error(error.code, error.message, error.hint)
+
+    def unexpected(self, error: Exception) -> None:
+        """Say in one line what is a fault of ours; -v shows where."""
+        if self.verbose:
+            traceback.print_exception(error)
+        first_line = (str(error).splitlines() or [""])[0]
+        hint = None if self.verbose else "run with -v for the traceback"
+        self.error("unexpected", f"{type(error).__name__}: {first_line}", hint)
 
     def place(self, path: str, place: Place | Source) -> str:
         """Where a passage stands, for stderr: a link where a person can click it."""

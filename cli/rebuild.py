@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from epicrag.cli.common import INTERRUPTED, Common
+from epicrag.cli.common import Common
+from epicrag.cli.hold import INTERRUPTED
 from epicrag.cli.output import Output, count, duration
 from epicrag.cli.progress import reporter
 

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from epicrag.cli.common import INTERRUPTED, Common, path
+from epicrag.cli.common import Common, path
+from epicrag.cli.hold import INTERRUPTED
 from epicrag.cli.output import count, duration
 from epicrag.cli.progress import reporter
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import typer
+
 from epicrag.cli.ask import answer_json, print_deltas, receipt_line, show_sources
+from epicrag.cli.hold import hold
 from epicrag.cli.output import Output, clean, count, line_of
 from epicrag.cli.reach import Face, is_beside
 from epicrag.condense import Rewriter, condense, model_rewriter
@@ -48,6 +51,14 @@ class Manner:
     show_timing: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question, and the turn that its answer takes the place of."""
+
+    question: str
+    instead: Exchange | None = None
+
+
 @dataclass(slots=True)
 class Talk:
     """One conversation. `run` may be called again with another face: it goes on where it stopped."""
@@ -61,9 +72,10 @@ class Talk:
     is_saved: bool = True
     code: int = 0
     """The exit code: of the first turn that failed, where no person is there to see it."""
-    _pending: str | None = None
+    _pending: Asked | None = None
     """A question that whoever answered has not begun to answer."""
-    _retryable: str | None = None
+    _asked: Asked | None = None
+    """The last question; with the turn that it became, or was to replace."""
     _answer: Answer | None = None
     _dropped: int = 0
     _rewriter: tuple[Face, Rewriter] | None = None
@@ -79,8 +91,11 @@ class Talk:
 
     def ask(self, face: Face, question: str) -> None:
         """One turn, whose failure is the caller's."""
-        self._pending = question
-        self._turn(face, question)
+        self._ask(face, Asked(question))
+
+    def _ask(self, face: Face, asked: Asked) -> None:
+        self._pending = self._asked = asked
+        self._turn(face, asked)
         self._pending = None
 
     # --- lines ---
@@ -116,75 +131,92 @@ class Talk:
                 return False
             try:
                 self._command(face, name, rest.strip())
-            except EpicragError as error:
+            except typer.Exit:
+                raise
+            except Exception as error:  # noqa: BLE001 - no command ends a conversation
                 self._failed(error)
             return True
-        self._say(face, line.removeprefix("/"))
+        self._say(face, Asked(line.removeprefix("/")))
         return True
 
-    def _say(self, face: Face, question: str) -> None:
+    def _say(self, face: Face, asked: Asked) -> None:
         """A turn in a row of turns: what goes wrong is said, and the conversation goes on."""
         try:
-            self.ask(face, question)
+            self._ask(face, asked)
         except ServerGoneError as error:
             if not error.began and isinstance(face, Remote) and face.server.is_own:
                 raise  # nothing was shown: whoever answers next takes the question over
             self._failed(error)
-        except EpicragError as error:
+        except typer.Exit:
+            raise  # nobody reads what is written any more
+        except Exception as error:  # noqa: BLE001 - no turn ends a conversation
             self._failed(error)
         except KeyboardInterrupt:
             if self.lines is not None:
                 raise
             self.out.note("stopped; the conversation is kept without this question (/retry)")
-        self._retryable, self._pending = question, None
+        self._pending = None
 
-    def _failed(self, error: EpicragError) -> None:
-        self.out.failure(error)
+    def _failed(self, error: Exception) -> None:
+        code = EpicragError.exit_code
+        if isinstance(error, EpicragError):
+            code = error.exit_code
+            self.out.failure(error)
+        else:
+            self.out.unexpected(error)
         if self.lines is not None:
-            self.code = self.code or error.exit_code
+            self.code = self.code or code
 
     # --- a turn ---
 
-    def _turn(self, face: Face, question: str) -> None:
-        self._retryable = question
-        out, manner, turns = self.out, self.manner, self.session.turns
-        condensed = condense(question, turns, manner.condense, self._rewriting(face))
+    def _turn(self, face: Face, asked: Asked) -> None:
+        out, manner, question = self.out, self.manner, asked.question
+        turns = [turn for turn in self.session.turns if turn is not asked.instead]
+        with self._loading(face):
+            condensed = condense(question, turns, manner.condense, self._rewriting(face))
         if condensed.is_changed:
             out.detail(f"searching for: {condensed.query} ({condensed.reason})")
-        with face.stream(
-            question,
-            k=manner.k,
-            policy=manner.policy,
-            sampling=face.sampling(**manner.sampling),
-            strict=manner.strict,
-            filter=manner.filter,
-            history=messages_of(turns),
-            query=condensed.query if condensed.is_changed else None,
-        ) as stream:
+        with self._loading(face):
+            stream = face.stream(
+                question,
+                k=manner.k,
+                policy=manner.policy,
+                sampling=face.sampling(**manner.sampling),
+                strict=manner.strict,
+                filter=manner.filter,
+                history=messages_of(turns),
+                query=condensed.query if condensed.is_changed else None,
+            )
+        with stream:
             if not out.is_machine and not manner.strict:
                 print_deltas(out, stream)
             answer = stream.finish()
         facts = stream.conversation()
-        self._keep(face, answer, condensed.query)
+        with hold():
+            self._keep(face, answer, condensed.query, asked.instead)
         if out.is_machine:
-            turn = {"session": self.session.name, "turn": len(turns), **facts}
+            turn = {"session": self.session.name, "turn": len(self.session.turns), **facts}
             out.object({**answer_json(answer, stream.notes), **turn})
             return
         if manner.strict:
             out.text(answer.text)
         self._tell(answer, stream.notes, facts)
 
-    def _keep(self, face: Face, answer: Answer, query: str) -> None:
+    def _loading(self, face: Face) -> AbstractContextManager[None]:
+        """A pipeline loads its models at the first question: no interrupt may leave half of one behind."""
+        return nullcontext() if isinstance(face, Remote) else hold(self.out.note)
+
+    def _keep(self, face: Face, answer: Answer, query: str, instead: Exchange | None) -> None:
         self._answer = answer
         if is_beside(face):
             remember(face, answer.sources)
         try:
-            self.session.add(Exchange.of(answer, query))
-        except (
-            UsageError
-        ) as error:  # the answer is there: a disk that is full does not take it back
+            self.session.add(Exchange.of(answer, query), instead)
+        except UsageError as error:
+            # The answer is there: a disk that is full does not take it back.
             self.session.file = None
             self.out.note(f"note: {error.message}; going on without keeping the conversation")
+        self._asked = Asked(answer.question, self.session.turns[-1])
 
     def _tell(self, answer: Answer, notes: list[str], facts: Mapping[str, Any]) -> None:
         show_sources(self.out, answer)
@@ -228,7 +260,7 @@ class Talk:
 
     def _new(self, *_: object) -> None:
         self.session = self.sessions.new() if self.is_saved else Session("")
-        self._answer, self._dropped = None, 0
+        self._answer, self._asked, self._dropped = None, None, 0
         self.out.note("a new conversation")
 
     def _sources(self, *_: object) -> None:
@@ -265,20 +297,18 @@ class Talk:
         self.out.note(f"{self.manner.policy} from now on")
 
     def _retry(self, face: Face, _: str) -> None:
-        """Ask the last question again; its answer, where there is one, is taken back first."""
+        """Ask the last question again; its answer, where there is one, gives way to the new one once that is there."""
         turns = self.session.turns
-        question = self._retryable or (turns[-1].question if turns else None)
-        if question is None:
+        asked = self._asked or (Asked(turns[-1].question, turns[-1]) if turns else None)
+        if asked is None:
             raise UsageError("nothing was asked yet", "ask something first")
-        if turns and turns[-1].question == question:
-            self.session.undo()
-        self._say(face, question)
+        self._say(face, asked)
 
     def _undo(self, *_: object) -> None:
         taken = self.session.undo()
         if taken is None:
             raise UsageError("there is nothing to take back", "the conversation is empty")
-        self._answer = self._retryable = None
+        self._answer = self._asked = None
         self.out.note(f"taken back: {line_of(taken.question)}")
 
 

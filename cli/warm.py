@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from epicrag.cli.common import INTERRUPTED, Common, CompileMode, Quantize, path
+from epicrag.cli.common import Common, CompileMode, Quantize, path
 from epicrag.cli.complete import Names
+from epicrag.cli.hold import INTERRUPTED
 from epicrag.cli.ingest import summary
 from epicrag.cli.output import count
 from epicrag.cli.progress import reporter

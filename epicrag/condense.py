@@ -28,27 +28,42 @@ Rewriter = Callable[[str, Sequence["Exchange"]], str]
 
 _STANDING_IN = """
     it its itself they them their theirs themselves he him his she her hers
-    these those former latter ones another others both neither either same such
+    these those former latter ones another others both neither either such
 """
 _PRONOUNS = frozenset(_STANDING_IN.split())
 """Words that stand for something said before, wherever they stand."""
 _THAT = re.compile(
     r"""
     \b(?:do|does|did|is|are|was|were|has|have|had|can|could|will|would|should|may|might|must)\s+(?:that|this)\b
-    | \b(?:that|this|there|then|one|so|else|too|instead|otherwise)\W*$
+    | \b(?:that|this|then|one|so|else|too|instead|otherwise|same)\W*$
+    | (?<!\bis\ )(?<!\bare\ )(?<!\bwas\ )(?<!\bwere\ )(?<!\bup\ )(?<!\bout\ )(?<!\bdown\ )(?<!\bover\ )\bthere\W*$
+    | \bsame\s+(?:one|thing|way|for|if|when|true|go|goes|hold|holds|apply|applies|happen|happens|work|works)\b
     | \b(?:for|of|to|with|from|in|on|about|by|at|after|before|without|like|than|changes?|mean)\s+(?:that|this|there)\b(?!\s+\w+\s+\w+)
     | \b(?:that|this)\s+(?:one|case|way|time|page|file|thing|setting|value|year|place|number|part|question|answer)\b
     """,
     re.VERBOSE,
 )
 _IS_THERE = re.compile(
-    r"\b(?:is|are|was|were|if|whether|how|when)\s+(?:it|there)\b.*\b(?:to|that)\b"
+    r"\b(?:is|are|was|were|if|whether|how|when)\s+(?:it|there)\b.{0,200}\b(?:to|that)\b"
 )
+_SAID_HERE = re.compile(
+    r"""
+    \b(?:these|those)\s+days\b
+    | \b(?:both|either|neither)\b(?=\s+(?!of\b|have\b|are\b|were\b|do\b|can\b|will\b|need\b)(?:[^\s,]+\s+){1,4}?n?(?:and|or)\b)
+    | \b(?:another|others?)\b(?=.{0,120}\b(?:besides|except|than|apart\s+from|instead\s+of)\s+\w)
+    """,
+    re.VERBOSE,
+)
+"""Words that would stand for something said before, had the question not said it itself."""
+_WHAT_THERE_IS = re.compile(
+    r"\b(?:what|which|how\s+many|how\s+much)\s+(.+)\s+(?:is|are|was|were)\s+there\W*$"
+)
+_WHO_IS = re.compile(r"(?:who|what|where)(?:\s+(?:is|are|was|were)\b|'s\b)")
 _OPENINGS = re.compile(
     r"""
     (?:ok|okay|yes|no|hm+|well|thanks|thank\ you|i\ see|sure|right)?[\s,.!]*
     (?:and|but|or|also|so|then|what\ about|how\ about|what\ if|why\ not|how\ come|how\ so|i\ meant?|you\ mean
-       |what\ else|who\ else|where\ else|which\ one|for\ example|such\ as|more\ on|tell\ me\ more)\b
+       |what\ else|who\ else|where\ else|which\ one|for\ example|such\ as|more\ on|tell\ me\ more)\b(?!-\w)
     """,
     re.VERBOSE,
 )
@@ -73,21 +88,38 @@ class Condensed:
 
 def leans_on(question: str) -> str:
     """Say by what a question can be told to lean on what was said before; "" where it stands alone."""
-    text = " ".join(question.lower().replace("’", "'").split())
+    plain = " ".join(_without_names(question).replace("’", "'").split())
+    text = _SAID_HERE.sub(" ", plain.lower())
     if opening := _OPENINGS.match(text):
         return f"it begins with “{opening.group().strip()}”"
-    words = re.findall(r"[^\W\d_]+(?:'[a-z]+)?", text)
-    for word in words:
+    for word in re.findall(r"[^\W\d_]+(?:-[^\W_]+)*(?:'[a-z]+)?", text):
         if word.split("'")[0] in _PRONOUNS and not (
             word.startswith("it") and _IS_THERE.search(text)
         ):
             return f"“{word}” stands for something said before"
     if found := _THAT.search(text):
         return f"“{found.group().strip()}” points at something said before"
-    content = set(words_of(question))
-    if len(content) <= _FEW:
+    if len(set(words_of(question))) <= _FEW and not _names_its_own(question):
         return "it has hardly a word of its own"
     return ""
+
+
+def _without_names(question: str) -> str:
+    """The question without words in capitals, where it is not all in capitals: IT is no “it”."""
+    if question.upper() == question:
+        return question
+    return re.sub(r"\b[A-Z]{2,}\b", "…", question)
+
+
+def _names_its_own(question: str) -> bool:
+    """Whether a question of one word says all that is asked for: who somebody is, or which of something there are."""
+    text = question.strip().lower().replace("’", "'")
+    if found := _WHAT_THERE_IS.match(text):
+        return bool(words_of(found[1]))
+    _, *others = question.split()
+    return bool(_WHO_IS.match(text)) and any(
+        word[:1].isupper() and words_of(word) for word in others
+    )
 
 
 def condense(
@@ -107,10 +139,11 @@ def condense(
         written = rewriter(question, turns)
         if is_faithful(written, question, turns):
             return Condensed(written, reason)
+    asked = set(words_of(question))
     before = [
         word
         for word in re.findall(r"\S+", turns[-1].query or turns[-1].question)
-        if words_of(word) and word not in question
+        if not asked.issuperset(words_of(word))
     ]
     return Condensed(" ".join([*before[-_MOST_WORDS:], question]), reason)
 

@@ -15,10 +15,10 @@ import socket
 import ssl
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import quote, urlsplit
 
 from epicrag import __version__, errors
@@ -37,6 +37,8 @@ from epicrag.types import (
     Usage,
 )
 
+T = TypeVar("T")
+
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 3600.0
 """A server that says nothing for so long is given up: it may have much KV to compute before the first word."""
@@ -52,6 +54,14 @@ FIXED = (
     "system_prompt",
 )
 """Settings that decide an answer and that no request can change."""
+
+
+_PORTS = {"http": 80, "https": 443}
+LINE_BYTES = 32 << 20
+WHOLE_BYTES = 64 << 20
+"""What a line of a reply, or a reply in one piece, may take: many times what a thousand passages do."""
+_NO_REPLY = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading a reply raises that was written by something else."""
 
 
 class ServerGoneError(errors.EpicragError):
@@ -96,17 +106,32 @@ def named(environ: Mapping[str, str] | None = None) -> Server | None:
     url = environ.get("EPICRAG_SERVER", "").strip()
     if not url:
         return None
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if "@" in url:
+        raise errors.UsageError(
+            "EPICRAG_SERVER holds a user or a password, or an @",
+            "give the address alone, and the server's token in EPICRAG_TOKEN",
+        )
     try:
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        address = _address(url if "://" in url else f"http://{url}")
     except ValueError:
-        usable = False
-    if not usable:
         raise errors.UsageError(
             f"EPICRAG_SERVER is {url!r}, which is no address of a server",
             "one looks like http://127.0.0.1:8080",
-        )
-    return Server(parts.geturl().rstrip("/"), environ.get("EPICRAG_TOKEN") or None)
+        ) from None
+    return Server(address, environ.get("EPICRAG_TOKEN") or None)
+
+
+def _address(url: str) -> str:
+    """The address of a server, as it is used from now on. ValueError: it is none."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    host.encode("idna")
+    is_path = parts.path.isascii() and parts.path.isprintable()
+    if parts.scheme not in _PORTS or not host or parts.port == 0 or not is_path:
+        raise ValueError(url)
+    if any(sign.isspace() or not sign.isprintable() for sign in url):
+        raise ValueError(url)
+    return parts._replace(query="", fragment="").geturl().rstrip("/")
 
 
 def discover(config: Config) -> Server | None:
@@ -119,7 +144,9 @@ def discover(config: Config) -> Server | None:
         facts = _facts(file)
         pid = int(facts["pid"])
         server = Server(str(facts["url"]), str(facts["secret"]), dict(facts["settings"]), file)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *_NO_REPLY):
+        return None
+    if pid <= 0:
         return None
     if not _is_alive(pid):
         # Before anything is sent: another program may have the port by now, and the secret is not for it.
@@ -245,14 +272,17 @@ class Remote:
         asked = {"query": query, **self._looking(k, filter), **more}
         with _Call(self.server, "POST", "/v1/search", asked) as call:
             found = call.whole()
-        return Found(
-            tuple(map(hit_of, found["hits"])), _relevance(found.get("relevance")) or _UNJUDGED
-        )
+        with _reading(self.server):
+            return Found(
+                tuple(map(hit_of, found["hits"])), _relevance(found.get("relevance")) or _UNJUDGED
+            )
 
     def passage(self, chunk: str) -> dict[str, Any]:
         """One passage by its id: `path`, `lines` …, `heading` and `text`."""
         with _Call(self.server, "GET", f"/v1/passages/{quote(chunk, safe='')}", {}) as call:
-            return call.whole()
+            found = call.whole()
+        with _reading(self.server):
+            return {**found, "text": _as(str, found["text"])}
 
     def stream(
         self,
@@ -328,7 +358,11 @@ class RemoteStream:
         self._begun = False
         self._lines = call.lines()
         self._waiting: str | None = None
-        self._waiting = self._next()  # what was found is said before the first word
+        try:
+            self._waiting = self._next()  # what was found is said before the first word
+        except BaseException:
+            self.close()
+            raise
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -373,29 +407,37 @@ class RemoteStream:
         """The next delta; None at the end. Takes in all that comes between."""
         if self._answer is not None:
             return None
-        for line in self._lines:
-            if "delta" in line:
-                return str(line["delta"])
-            if "error" in line:
-                self.close()
-                raise error_of(line["error"])
-            if "hits" in line:
-                self.hits = tuple(map(hit_of, line["hits"]))
-                self.relevance = _relevance(line.get("relevance"))
-            elif "notice" in line:
-                if self._say:
-                    self._say(str(line["notice"]))
-            elif "answer" in line:
-                self._end(line)
-                return None
+        try:
+            for line in self._lines:
+                if "delta" in line:
+                    return str(line["delta"])
+                with _reading(self._call.server):
+                    if self._is_end(line):
+                        return None
+        except ServerGoneError as error:
+            error.began = self._begun
+            raise
         self._gone()
 
+    def _is_end(self, line: Mapping[str, Any]) -> bool:
+        """Take in a line that is no word of the answer."""
+        if "error" in line:
+            self.close()
+            raise error_of(_as(dict, line["error"]))
+        if "hits" in line:
+            self.hits = tuple(map(hit_of, line["hits"]))
+            self.relevance = _relevance(line.get("relevance"))
+        elif "notice" in line:
+            if self._say:
+                self._say(str(line["notice"]))
+        elif "answer" in line:
+            self._end(line)
+            return True
+        return False
+
     def _end(self, line: Mapping[str, Any]) -> None:
-        try:
-            self._answer = answer_of(line)
-        except (KeyError, TypeError, ValueError) as error:
-            raise _strange(self._call.server, error, began=self._begun) from error
-        self.relevance = self._answer.relevance
+        answer = answer_of(line)
+        self.relevance = answer.relevance
         self.notes = [str(note) for note in line.get("notes", ())]
         self._conversation = {
             "query": str(line.get("query") or self._query),
@@ -403,6 +445,7 @@ class RemoteStream:
             "history_reused": int(line.get("history_reused") or 0),
             "dropped_turns": int(line.get("dropped_turns") or 0),
         }
+        self._answer = answer
         self.close()
 
     def _gone(self) -> NoReturn:
@@ -450,38 +493,36 @@ class _Call:
     def whole(self) -> dict[str, Any]:
         """The reply as one object."""
         try:
-            found = json.loads(self._reply.read())
+            text = self._reply.read(WHOLE_BYTES + 1)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise _lost(self.server, error) from error
-        if not isinstance(found, dict):
-            raise _strange(self.server, "the reply is no object")
-        return found
+        if len(text) > WHOLE_BYTES:
+            raise _strange(self.server, "the reply does not end")
+        with _reading(self.server):
+            return _object(text)
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The reply line by line, as it comes; it ends where the connection does."""
         while True:
             try:
-                line = self._reply.readline()
+                line = self._reply.readline(LINE_BYTES + 1)
             except (OSError, http.client.HTTPException, ValueError):
                 return
+            if len(line) > LINE_BYTES:
+                raise _strange(self.server, "a line of the reply does not end")
             if not line.endswith(b"\n"):
                 return  # torn: the server died within it
-            if not line.strip():
-                continue
-            try:
-                found = json.loads(line)
-            except ValueError as error:
-                raise _strange(self.server, error) from error
-            if not isinstance(found, dict):
-                raise _strange(self.server, "a line of the reply is no object")
-            yield found
+            if line.strip():
+                with _reading(self.server):
+                    found = _object(line)
+                yield found
 
     def _refused(self) -> NoReturn:
         """Raise what the server says is wrong, as if it had happened here."""
         status = self._reply.status
         try:
             said = json.loads(self._reply.read(1 << 20))["error"]
-        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        except (OSError, http.client.HTTPException, *_NO_REPLY):
             said = None
         finally:
             self.close()
@@ -496,23 +537,27 @@ class _Call:
 
 
 def _connect(server: Server) -> http.client.HTTPConnection:
-    parts = urlsplit(server.url)
-    host = parts.hostname or ""
     connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        connection = http.client.HTTPSConnection(
-            host, parts.port, timeout=CONNECT_SECONDS, context=context
-        )
-    else:
-        connection = http.client.HTTPConnection(host, parts.port, timeout=CONNECT_SECONDS)
+    try:
+        parts = urlsplit(server.url)
+        # Without a port the end of an IPv6 address would be taken for one.
+        host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            connection = http.client.HTTPSConnection(
+                host, port, timeout=CONNECT_SECONDS, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=CONNECT_SECONDS)
+    except (OSError, http.client.HTTPException, KeyError, ValueError) as error:
+        raise _lost(server, error) from error
     try:
         connection.connect()
         if connection.sock is not None:
             connection.sock.settimeout(READ_SECONDS)
             with suppress(OSError):
                 connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         connection.close()
         if isinstance(error, ConnectionRefusedError) and server.file is not None:
             with suppress(OSError):  # of a server that was killed, and whose process id lives on
@@ -529,12 +574,20 @@ def _lost(server: Server, error: Exception) -> ServerGoneError:
     )
 
 
-def _strange(server: Server, what: object, *, began: bool = False) -> ServerGoneError:
+def _strange(server: Server, what: object) -> ServerGoneError:
     return ServerGoneError(
         f"what answers at {server.url} does not speak as epicrag does: {what}",
         "ask without it: --no-server",
-        began=began,
     )
+
+
+@contextmanager
+def _reading(server: Server) -> Iterator[None]:
+    """Whatever a reply raises while it is read, it is the server that is wrong."""
+    try:
+        yield
+    except _NO_REPLY as error:
+        raise _strange(server, f"{type(error).__name__}: {error}"[:200]) from error
 
 
 def _refuse_blank(text: str, what: str) -> None:
@@ -579,33 +632,28 @@ def _kinds(kind: type[errors.EpicragError]) -> list[type[errors.EpicragError]]:
 
 def hit_of(found: Mapping[str, Any]) -> Hit:
     """One hit of `search --json`."""
-    text = str(found["text"])
+    text = _as(str, found["text"])
     chunk = Chunk(
         document=str(found["path"]),
         ordinal=0,
         start=0,
         end=len(text),
         text=text,
-        title=found.get("title"),
+        title=_text_or_none(found.get("title")),
         place=_place(found),
         n_tokens=int(found.get("tokens") or 0),
-        table=found.get("table"),
+        table=_text_or_none(found.get("table")),
     )
     stages = {
         name: Stage(int(stage["rank"]), float(stage["score"]))
         for name, stage in (found.get("stages") or {}).items()
     }
-    return Hit(-1, chunk, float(found["score"]), stages, tuple(found.get("also") or ()))
+    return Hit(-1, chunk, float(found["score"]), stages, tuple(map(str, found.get("also") or ())))
 
 
 def _place(found: Mapping[str, Any]) -> Place:
-    return Place(
-        found.get("page"),
-        _pair(found.get("lines")),
-        found.get("heading"),
-        found.get("part"),
-        _pair(found.get("cells")),
-    )
+    values = _known(Place, found)
+    return Place(**{**values, **{key: _pair(values.get(key)) for key in ("lines", "cells")}})
 
 
 def _pair(value: Any) -> Any:
@@ -620,7 +668,7 @@ def _relevance(found: Mapping[str, Any] | None) -> Relevance | None:
         float(found["score"]),
         float(found["threshold"]),
         str(found["rule"]),
-        dict(found.get("features") or {}),
+        {str(name): float(value) for name, value in (found.get("features") or {}).items()},
         str(found.get("reason") or ""),
     )
 
@@ -655,5 +703,38 @@ def _receipt(said: Mapping[str, Any]) -> Receipt:
 
 
 def _known(kind: Any, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a noun: a server may say more."""
-    return {name: said[name] for name in kind.__dataclass_fields__ if name in said}
+    """The fields of a noun: a server may say more. TypeError: one is not what it has to be."""
+    hints = get_type_hints(kind)
+    known = {name: said[name] for name in kind.__dataclass_fields__ if name in said}
+    for name, value in known.items():
+        if not _fits(value, hints[name]):
+            raise TypeError(f"{name} is no {hints[name]}")
+    return known
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value of JSON may stand for a field of a noun."""
+    if kinds := get_args(hint):
+        if get_origin(hint) is not tuple:
+            return any(_fits(value, kind) for kind in kinds)
+        return (
+            isinstance(value, list) and len(value) == len(kinds) and all(map(_fits, value, kinds))
+        )
+    if hint in (int, float):
+        kind = int if hint is int else (int, float)
+        return isinstance(value, kind) and not isinstance(value, bool)
+    return not isinstance(hint, type) or is_dataclass(hint) or isinstance(value, hint)
+
+
+def _as(kind: type[T], value: object) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{type(value).__name__} in place of {kind.__name__}")
+    return value
+
+
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else _as(str, value)
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    return _as(dict, json.loads(text))

@@ -1,19 +1,22 @@
 """Conversations kept beside the index: one file a session, a line a turn, appended and never rewritten.
 
 A turn is one line, question and answer together, so that a crash loses a whole turn or none. Of a line that was torn
-nothing is read, and the next turn is written in its place. What is taken back (`undo`) is a line, too.
+nothing is read, and the next turn is written in its place. What is taken back (`undo`) is a line, too, and says by its
+id which turn is meant: another chat may have written turns of its own since.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
+import secrets
 import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,8 @@ FOLDER = "sessions"
 SCHEMA_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX = ".jsonl"
+_NO_TURN = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""What a line raises that was written by something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class Exchange:
     """What was searched for in place of the question; the question itself where it stood alone."""
     sources: tuple[Cited, ...] = ()
     at: str = ""
+    id: str = field(default="", compare=False)
+    """What the turn is called in its file; made when it is added."""
 
     @classmethod
     def of(cls, answer: Answer, query: str) -> Exchange:
@@ -76,21 +83,38 @@ class Session:
     name: str
     file: Path | None = None
     turns: list[Exchange] = field(default_factory=list)
+    is_new: bool = False
+    """Whether its file has still to be made, under the first name like it that nobody has."""
 
-    def add(self, turn: Exchange) -> None:
-        """Append a turn. UsageError where the file cannot be written; the turn stays in memory then."""
+    def add(self, turn: Exchange, instead: Exchange | None = None) -> Exchange:
+        """Append a turn, and return it with its id; `instead`: a turn that is taken back by the same line.
+
+        UsageError where the file cannot be written; the turn stays in memory then.
+        """
+        turn = replace(turn, id=secrets.token_hex(8))
+        if instead is not None:
+            self._drop(instead)
         self.turns.append(turn)
-        self._write({"turn": len(self.turns), **asdict(turn)})
+        line = {"turn": len(self.turns), **asdict(turn)}
+        self._write(line if instead is None else {**line, "instead": instead.id})
+        return turn
 
     def undo(self) -> Exchange | None:
-        """Take the last turn back; None where there is none."""
+        """Take the last turn back; None where there is none. UsageError: it cannot be written, and stays."""
         if not self.turns:
             return None
-        taken = self.turns.pop()
-        self._write({"undo": len(self.turns) + 1})
+        taken = self.turns[-1]
+        self._write({"undo": len(self.turns), "id": taken.id})
+        self.turns.pop()
         return taken
 
+    def _drop(self, turn: Exchange) -> None:
+        self.turns[:] = [one for one in self.turns if one is not turn]
+
     def _write(self, line: Mapping[str, Any]) -> None:
+        if self.is_new and self.file is not None:
+            self.file = _made(self.file)
+            self.name, self.is_new = self.file.name.removesuffix(_SUFFIX), False
         if self.file is not None:
             head = {"schema_version": SCHEMA_VERSION, "session": self.name, "started": _now()}
             _append(self.file, line, head)
@@ -104,12 +128,9 @@ class Sessions:
 
     def new(self) -> Session:
         """A session under a name of its own; its file is made with its first turn."""
-        stem = datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")
-        name, n = stem, 1
-        while self._file(name).exists():
-            n += 1
-            name = f"{stem}-{n}"
-        return Session(name, self._file(name))
+        name = datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")
+        file = next(file for file in _like(self._file(name)) if not file.exists())
+        return Session(file.name.removesuffix(_SUFFIX), file, is_new=True)
 
     def open(self, name: str, *, must_exist: bool = False) -> Session:
         """The session of a name, new where there is none. UsageError: the name cannot be one, or `must_exist`.
@@ -197,8 +218,8 @@ def _read(file: Path) -> list[Exchange]:
     turns: list[Exchange] = []
     for n, line in enumerate(lines, 1):
         try:
-            _take(json.loads(line), turns)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            _take(json.loads(line), turns, f"line {n}")
+        except _NO_TURN as error:
             raise DamagedError(
                 f"line {n} of {file} cannot be read: {error}",
                 f"mend the line, or: epicrag chat --forget {file.name.removesuffix(_SUFFIX)}",
@@ -206,13 +227,18 @@ def _read(file: Path) -> list[Exchange]:
     return turns
 
 
-def _take(line: Mapping[str, Any], turns: list[Exchange]) -> None:
-    """Apply one line. A version that is not known is refused, fields that are not known are left alone."""
+def _take(line: Mapping[str, Any], turns: list[Exchange], place: str) -> None:
+    """Apply one line. A version that is not known is refused, fields that are not known are left alone.
+
+    Lines stay where they are: a turn without an id is called by its `place`.
+    """
     if line.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
         raise ValueError(f"schema_version {line['schema_version']!r} is not {SCHEMA_VERSION}")
     if "undo" in line:
-        del turns[int(line["undo"]) - 1 :]
+        _take_back(line, turns)
     elif "turn" in line:
+        if "instead" in line:
+            turns[:] = [turn for turn in turns if turn.id != line["instead"]]
         sources = [
             Cited(int(s["n"]), str(s["chunk"]), str(s["path"]), s.get("heading"), bool(s["cited"]))
             for s in line.get("sources", ())
@@ -225,13 +251,55 @@ def _take(line: Mapping[str, Any], turns: list[Exchange]) -> None:
                 str(line.get("query", "")),
                 tuple(sources),
                 str(line.get("at", "")),
+                str(line.get("id") or place),
             )
         )
 
 
+def _take_back(line: Mapping[str, Any], turns: list[Exchange]) -> None:
+    """Apply an undo: of the turn it names, or, as it was written once, of all from a number on."""
+    if "id" in line:
+        turns[:] = [turn for turn in turns if turn.id != line["id"]]
+        return
+    first = line["undo"]
+    if type(first) is not int or first < 1:
+        raise ValueError(f"undo takes the number of a turn, not {first!r}")
+    del turns[first - 1 :]
+
+
+def _like(file: Path) -> Iterator[Path]:
+    """A file, and the same with a number behind its name."""
+    yield file
+    stem = file.name.removesuffix(_SUFFIX)
+    for n in itertools.count(2):
+        yield file.with_name(f"{stem}-{n}{_SUFFIX}")
+
+
+def _made(file: Path) -> Path:
+    """Make an empty file that was not there: this one, or one like it where another chat was faster."""
+    with _keeping(file):
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        for one in _like(file):
+            with suppress(FileExistsError):
+                os.close(os.open(one, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+                return one
+    raise AssertionError("there is a number that is not taken")
+
+
+@contextmanager
+def _keeping(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"the conversation cannot be kept in {file}: {error.strerror}",
+            "go on without keeping it: --no-save",
+        ) from error
+
+
 def _append(file: Path, line: Mapping[str, Any], head: Mapping[str, Any]) -> None:
     """Write a line to its end and wait until it is on disk; a torn line before it is cut off."""
-    try:
+    with _keeping(file):
         # Of others' eyes: what was asked and answered is nobody else's business.
         file.parent.mkdir(mode=0o700, exist_ok=True)
         with _opened(file, os.O_RDWR | os.O_CREAT) as handle:
@@ -242,11 +310,6 @@ def _append(file: Path, line: Mapping[str, Any], head: Mapping[str, Any]) -> Non
             lines = [line] if whole else [head, line]
             _write_all(handle, "".join(f"{_dumps(one)}\n" for one in lines).encode())
             os.fsync(handle)
-    except OSError as error:
-        raise UsageError(
-            f"the conversation cannot be kept in {file}: {error.strerror}",
-            "go on without keeping it: --no-save",
-        ) from error
 
 
 @contextmanager

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 
 import pytest
 
-from epicrag.cli import talk
+from epicrag.cli import hold, talk
+from epicrag.errors import DeviceError
 from epicrag.sessions import Sessions
 from tests.cli.conftest import StubGeneration
 
@@ -169,6 +171,48 @@ def test_retry_takes_the_answer_back_and_asks_again(typed, pipeline, index):
     assert len(Sessions(index).open("talk").turns) == 1
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DeviceError("out of memory")])
+def test_a_retry_that_fails_leaves_the_answer_that_is_there(
+    typed, cli, pipeline, index, monkeypatch, error
+):
+    cli("chat", "--session", "talk", "What is the fee?")
+    pipeline.error = error
+    typed("/retry", args=("--session", "talk"))
+    assert asked(pipeline)[-1][1]["history"] == ()
+    assert [turn.answer for turn in Sessions(index).open("talk").turns] == [ANSWER]
+
+
+def test_a_retry_after_a_retry_that_failed_still_replaces(typed, pipeline, index, monkeypatch):
+    stream, failing = pipeline.stream, [False, True, False]
+
+    def at_times(question, **options):
+        pipeline.error = DeviceError("out of memory") if failing.pop(0) else None
+        return stream(question, **options)
+
+    monkeypatch.setattr(pipeline, "stream", at_times)
+    typed("What is the fee?", "/retry", "/retry", args=("--session", "talk"))
+    assert len(asked(pipeline)) == 3
+    assert len(Sessions(index).open("talk").turns) == 1
+
+
+def test_a_retry_replaces_no_older_turn_of_the_same_words(typed, pipeline, index, monkeypatch):
+    stream, failing = pipeline.stream, [False, True, False]
+
+    def at_times(question, **options):
+        pipeline.error = DeviceError("out of memory") if failing.pop(0) else None
+        return stream(question, **options)
+
+    monkeypatch.setattr(pipeline, "stream", at_times)
+    typed("What is the fee?", "What is the fee?", "/retry", args=("--session", "talk"))
+    assert len(Sessions(index).open("talk").turns) == 2
+
+
+def test_a_new_conversation_retries_nothing_of_the_old(typed, pipeline):
+    run = typed("What is the fee?", "/new", "/retry")
+    assert len(asked(pipeline)) == 1
+    assert "nothing was asked yet" in run.err
+
+
 def test_new_begins_a_conversation_of_its_own(typed, pipeline, index):
     typed("What is the fee?", "/new", "And for dogs?", args=("--session", "talk"))
     assert asked(pipeline)[1][1]["history"] == ()
@@ -184,6 +228,39 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(typed, pipeline, ind
     assert len(Sessions(index).open("talk").turns) == 1
 
 
+def test_ctrl_c_while_the_models_are_loaded_waits_until_they_are(typed, pipeline, monkeypatch):
+    loaded = []
+    stream = pipeline.stream
+
+    def loading(question, **options):
+        if not loaded:
+            signal.raise_signal(signal.SIGINT)
+        loaded.append(question)
+        return stream(question, **options)
+
+    monkeypatch.setattr(pipeline, "stream", loading)
+    run = typed("What is the fee?", "/retry")
+    assert loaded == ["What is the fee?"] * 2
+    assert "stopping as soon as this is loaded" in run.err
+    assert run.err.count("stopped; the conversation is kept") == 1
+    assert run.out == ANSWER + "\n"
+
+
+def test_a_second_ctrl_c_ends_rather_than_going_on_with_half_a_library(monkeypatch):
+    codes = []
+    monkeypatch.setattr(hold.os, "_exit", codes.append)
+
+    def loading():
+        with hold.hold():
+            signal.raise_signal(signal.SIGINT)
+            assert codes == []
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        loading()
+    assert codes == [130]
+
+
 def test_ctrl_c_at_the_prompt_ends_the_second_time(typed, pipeline):
     typed(KeyboardInterrupt, "What is the fee?", KeyboardInterrupt, KeyboardInterrupt, "never")
     assert [question for question, _ in asked(pipeline)] == ["What is the fee?"]
@@ -196,12 +273,18 @@ def test_ctrl_c_ends_a_single_turn_with_130(cli, pipeline, index):
 
 
 def test_an_error_does_not_end_a_conversation(typed, pipeline):
-    from epicrag.errors import DeviceError
-
     pipeline.error = DeviceError("out of memory")
     run = typed("What is the fee?", "/help")
     assert "error: out of memory" in run.err
     assert "/retry" in run.err
+
+
+def test_a_fault_of_ours_does_not_end_a_conversation_either(cli, pipeline):
+    pipeline.error = RuntimeError("no such thing")
+    run = cli("chat", stdin=b"What is the fee?\nAnd for dogs?\n")
+    assert run.code == 1
+    assert run.err.count("RuntimeError: no such thing") == 2
+    assert len(asked(pipeline)) == 2
 
 
 def test_an_error_of_a_single_turn_is_its_exit_code(cli, pipeline, index):

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from epicrag import errors
 
+ROOT = Path(__file__).parents[2]
+ENTRY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["epicrag"]
+ENTRY = ENTRY.partition(":")[0]
 CODES = {
     errors.EpicragError: 1,
     errors.UsageError: 2,
@@ -108,6 +113,23 @@ def test_ctrl_c_exits_with_130(cli, pipeline):
     run = cli("search", "words")
     assert run.code == 130
     assert "Traceback" not in run.err
+
+
+@pytest.mark.parametrize("name", ["epicrag.cli.main", "typer", "epicrag.errors"])
+def test_ctrl_c_before_the_command_is_there_is_no_traceback(name):
+    code = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {name!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        f"from {ENTRY} import run\n"
+        "run()\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], check=False, cwd=ROOT, capture_output=True, text=True
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "error: interrupted\n")
 
 
 def test_without_an_index_it_says_what_to_do(cli):

@@ -236,7 +236,7 @@ def test_a_file_that_others_may_write_is_not_believed(cli, pipeline, found, serv
     assert server.requests == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"url": 1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"url": 1}', "[" * 100_000])
 def test_a_file_that_is_no_such_thing_is_no_server(cli, pipeline, found, text):
     found().write_text(text)
     assert cli("ask", "What is the fee?").code == 0
@@ -323,6 +323,99 @@ def test_something_else_that_listens_there_is_said(cli, pipeline, found, server,
     assert alone(pipeline) == ["stream"]
 
 
+SAID = {
+    "question": "q",
+    "answer": "a",
+    "answered": True,
+    "sources": [],
+    "receipt": None,
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1},
+    "model": "m",
+}
+SOURCE = {"n": 1, "path": "p", "page": None, "lines": None, "heading": None, "chunk": "c"}
+SOURCE = {**SOURCE, "score": None, "cells": None}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"hits": None},
+        {"hits": ["x"]},
+        {"hits": [{"text": "a", "path": "p", "score": 1, "lines": "abc"}]},
+        {"hits": [], "relevance": "yes"},
+        {"error": "boom"},
+        {"error": None},
+        {**SAID, "notes": 5},
+        {**SAID, "history_tokens": float("inf")},
+        {**SAID, "usage": [1]},
+        {**SAID, "usage": {"prompt_tokens": "x", "completion_tokens": 1}},
+        {**SAID, "sources": [{**SOURCE, "lines": [1]}]},
+        {**SAID, "sources": [{**SOURCE, "path": 5}]},
+        {**SAID, "receipt": {"ms": 3}},
+    ],
+)
+def test_a_reply_that_is_none_ends_in_an_error_of_the_server(cli, named, line):
+    def script(handler, _):
+        named.begin(handler)
+        named.line(handler, line)
+        handler.wfile.write(b"0\r\n\r\n")
+
+    named.script = script
+    run = cli("chat", "--no-save", stdin=b"one\ntwo\n")
+    assert run.code == 9
+    assert run.err.count("does not speak as epicrag does") == 2
+
+
+@pytest.mark.parametrize("text", [b"[" * 200_000, b'{"hits": 5}', b'{"hits": [{}]}', b"\xff\xfe"])
+def test_a_search_that_is_answered_with_nonsense_is_an_error_of_the_server(cli, named, text):
+    def script(handler, _):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(text)))
+        handler.end_headers()
+        handler.wfile.write(text)
+
+    named.script = script
+    run = cli("search", "fee")
+    assert (run.code, "does not speak as epicrag does" in run.err) == (9, True)
+
+
+def test_a_passage_without_a_text_is_an_error_of_the_server(named):
+    from epicrag import remote
+
+    named.whole = lambda handler, *_: FakeServer.whole(named, handler, 200, {"text": None})
+    with pytest.raises(remote.ServerGoneError):
+        remote.Remote(remote.named(), load_config()).passage("abc")
+
+
+@pytest.mark.parametrize("verb", ["ask", "search"])
+def test_a_reply_without_end_is_not_read_to_it(cli, named, monkeypatch, verb):
+    from epicrag import remote
+
+    monkeypatch.setattr(remote, "LINE_BYTES", 1 << 16)
+    monkeypatch.setattr(remote, "WHOLE_BYTES", 1 << 16)
+
+    def script(handler, _):
+        handler.send_response(200)
+        handler.end_headers()
+        try:
+            while True:
+                handler.wfile.write(b"x" * (1 << 16))
+        except OSError:
+            named.hung_up.set()
+
+    named.script = script
+    run = cli(verb, "fee")
+    assert (run.code, "does not end" in run.err) == (9, True)
+    assert named.hung_up.wait(5)
+
+
+@pytest.mark.parametrize("pid", [float("inf"), 0, -1, 10**30, "x", None])
+def test_a_file_with_a_process_that_cannot_be_is_no_reason_to_fail(cli, pipeline, found, pid):
+    found(pid=pid, url="http://[::1")
+    assert cli("ask", "What is the fee?").out == ANSWER + "\n"
+    assert alone(pipeline) == ["stream"]
+
+
 def test_ctrl_c_hangs_up(cli, found, server, monkeypatch):
     def script(handler, _):
         server.begin(handler)
@@ -385,10 +478,49 @@ def test_a_wrong_token_says_where_one_is_given(cli, named):
     assert (run.code, "EPICRAG_TOKEN" in run.err) == (2, True)
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999", "http://x:y"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://x",
+        "http://",
+        "http://x:99999",
+        "http://x:y",
+        "http://[::1",
+        "http://a..b:80",
+        f"http://{'a' * 70}.de",
+        "http://exa mple:80",
+        "127.0.0.1:1/a path",
+        "http://127.0.0.1/pfäd",
+        "http://h\u2100x:80",
+    ],
+)
 def test_an_address_that_is_none_is_refused(cli, pipeline, monkeypatch, url):
     monkeypatch.setenv("EPICRAG_SERVER", url)
-    assert cli("ask", "What is the fee?").code == 2
+    run = cli("ask", "What is the fee?")
+    assert (run.code, "which is no address of a server" in run.err) == (2, True)
+
+
+@pytest.mark.parametrize("port", ["", ":99999"])
+def test_a_password_in_an_address_is_refused_and_not_printed(cli, monkeypatch, port):
+    monkeypatch.setenv("EPICRAG_SERVER", f"http://me:hunter2@127.0.0.1{port}")
+    run = cli("ask", "What is the fee?", "-v")
+    assert (run.code, "EPICRAG_TOKEN" in run.err) == (2, True)
+    assert "hunter2" not in run.err + run.out
+
+
+def test_an_ipv6_address_needs_no_port(monkeypatch):
+    from epicrag import remote
+
+    asked = []
+
+    def connect(self):
+        asked.append((self.host, self.port))
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr("http.client.HTTPConnection.connect", connect)
+    with pytest.raises(remote.ServerGoneError):
+        remote.Remote(remote.named({"EPICRAG_SERVER": "http://[::1]"}), load_config()).find("q")
+    assert asked == [("::1", 80)]
 
 
 # --- a conversation ------------------------------------------------------------------------------

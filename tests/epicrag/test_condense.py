@@ -27,6 +27,14 @@ BATTERY = Exchange("How long does the battery last?", "It lasts 14 months. [1]")
         "What happens then?",
         "ok, and the sensor?",
         "What’s its range?",
+        "What is the weather there?",
+        "How many are there?",
+        "Do both have a battery and a gauge?",
+        "Are there others?",
+        "Does the same apply indoors?",
+        "Is the price the same?",
+        "WHAT DOES IT COST?",
+        "How is the performance?",
     ],
 )
 def test_a_follow_up_is_known(question):
@@ -42,6 +50,20 @@ def test_a_follow_up_is_known(question):
         "Is it possible to export readings to a file?",
         "What should a config file that is read at start hold?",
         "How many alarms can the hub hold?",
+        "Who is Halvard?",
+        "How many docks are there?",
+        "What ports are there?",
+        "AND-gate wiring diagram",
+        "AND gate wiring diagram",
+        "Or-operator precedence in firmware 3",
+        "So-called fast interval of Tern hub",
+        "Both Tern and Plover have a battery: which lasts longer?",
+        "What is the maximum temperature of the Tern these days?",
+        "Which settings have the same default?",
+        "Which others exist besides the Tern hub?",
+        "What does IT stand for?",
+        "Who wrote SHE, the novel?",
+        "Where should the Tern be mounted so that the antenna points up there?",
     ],
 )
 def test_a_question_that_stands_alone_is_left_as_it_is(question):
@@ -53,6 +75,13 @@ def test_the_words_of_the_question_before_come_first():
     found = condense("And at the fast interval?", [BATTERY])
     assert found.query == "long battery last? And at the fast interval?"
     assert found.is_changed
+
+
+def test_a_word_is_taken_over_unless_the_question_has_that_word():
+    oven = Exchange("How hot can the oven get?", "x")
+    assert condense("Is it a shot?", [oven]).query == "hot oven get? Is it a shot?"
+    docks = Exchange("Which dock is free?", "x")
+    assert condense("And the other docks?", [docks]).query == "free? And the other docks?"
 
 
 def test_a_chain_of_follow_ups_keeps_its_subject():

@@ -91,6 +91,59 @@ def test_what_is_taken_back_stays_taken_back(sessions):
     assert sessions.open("talk").turns == [FIRST, FIRST]
 
 
+def test_what_one_chat_takes_back_is_its_own(sessions):
+    mine, other = sessions.open("talk"), sessions.open("talk")
+    mine.add(FIRST)
+    other.add(SECOND)
+    other.add(SECOND)
+    mine.undo()
+    assert sessions.open("talk").turns == [SECOND, SECOND]
+
+
+def test_a_turn_in_place_of_another_is_one_line(sessions):
+    session = sessions.open("talk")
+    old = session.add(FIRST)
+    before = session.file.read_bytes()
+    session.add(SECOND, instead=old)
+    assert session.turns == sessions.open("talk").turns == [SECOND]
+    whole = session.file.read_bytes()
+    for end in range(len(before), len(whole)):
+        session.file.write_bytes(whole[:end])
+        assert sessions.open("talk").turns == [FIRST]
+
+
+def test_turns_without_ids_can_be_taken_back(sessions):
+    session = sessions.open("talk")
+    session.add(FIRST)
+    session.add(SECOND)
+    lines = [json.loads(line) for line in session.file.read_text().splitlines()]
+    for line in lines:
+        line.pop("id", None)
+    session.file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    other = sessions.open("talk")
+    other.add(FIRST)
+    again = sessions.open("talk")
+    again.turns.pop()
+    assert again.undo() == SECOND
+    assert sessions.open("talk").turns == [FIRST, FIRST]
+    with session.file.open("a") as file:
+        file.write('{"undo": 2}\n')
+    assert sessions.open("talk").turns == [FIRST]
+
+
+def test_what_cannot_be_taken_back_on_disk_stays_in_memory(sessions):
+    session = sessions.open("talk")
+    session.add(FIRST)
+    away = session.file.rename(session.file.with_suffix(".away"))
+    session.file.mkdir()
+    with pytest.raises(UsageError):
+        session.undo()
+    assert session.turns == [FIRST]
+    session.file.rmdir()
+    away.rename(session.file)
+    assert session.undo() == FIRST
+
+
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "/etc/passwd", ".hidden", "a\0b", "a b", "x" * 65, "a\n"]
 )
@@ -139,6 +192,38 @@ def test_two_new_sessions_have_two_names(sessions):
     second = sessions.new()
     second.add(FIRST)
     assert first.name != second.name
+
+
+def test_two_that_begin_in_the_same_moment_share_no_file(sessions):
+    first, second = sessions.new(), sessions.new()
+    first.add(FIRST)
+    second.add(SECOND)
+    assert first.name != second.name
+    assert sessions.open(first.name).turns == [FIRST]
+    assert sessions.open(second.name).turns == [SECOND]
+    second.add(FIRST)
+    assert len(sessions.list()) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"undo": 1e999}',
+        '{"undo": 0}',
+        '{"undo": -5}',
+        '{"undo": true}',
+        "[" * 200_000,
+        '{"turn": 1, "question": "q", "answer": "a", "sources": [{"n": 1e999}]}',
+    ],
+)
+def test_a_line_of_nonsense_is_damage_of_its_own_file_only(sessions, line):
+    sessions.open("good").add(FIRST)
+    sessions.open("bad").add(FIRST)
+    with (sessions.folder / "bad.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(DamagedError, match="line 3"):
+        sessions.open("bad")
+    assert {one.name: bool(one.damage) for one in sessions.list()} == {"good": False, "bad": True}
 
 
 def test_surrogates_and_line_separators_survive(sessions):
