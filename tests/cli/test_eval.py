@@ -43,7 +43,7 @@ def test_the_table_goes_to_stdout(cli, gold):
     assert lines[0].startswith("gold.jsonl: 2 questions; stub-lm, float32 on cpu, 6 passages")
     rows = {line.split("|")[1].strip(): line for line in lines if line.startswith("| ")}
     assert list(rows) == ["", "EM", "F1", "ROUGE-L", "contains", "citation", "source", "abstention"]
-    assert "legolink(8)" in rows[""]
+    assert DEFAULT_LINK_POLICY in rows[""]
     # "The fee is 5 euros" against "5 euros": 2 of 4 words, all of 2; the dogs' answer is wrong.
     assert "0.333" in rows["F1"]
     assert "0.000" in rows["EM"]

@@ -56,8 +56,8 @@ def test_flags_that_other_engines_have_mean_the_same(serve: Any):
 @pytest.mark.parametrize(
     ("flags", "policy"),
     [
-        ([], "legolink(8)"),
-        (["--pic"], "legolink(8)"),
+        ([], DEFAULT_LINK_POLICY),
+        (["--pic"], DEFAULT_LINK_POLICY),
         (["--no-pic"], "prefix"),
         (["--pic-legolink-sink-tokens", "32"], "legolink(32)"),
         (["--link-policy", "full"], "full"),

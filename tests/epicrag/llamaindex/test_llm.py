@@ -10,6 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage, CitableBlock, TextBloc
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.prompts import PromptTemplate
 
+from epicrag.config import DEFAULT_LINK_POLICY
 from epicrag.errors import UsageError
 from epicrag.llamaindex import EpicragLLM
 
@@ -71,7 +72,7 @@ def test_the_last_response_carries_usage_and_receipt(llm):
     *_, last = llm.stream_chat(documents("one", "two"))
     for raw in (last.raw, llm.chat(documents("one", "two")).raw):
         assert raw["usage"] == {"prompt_tokens": 321, "completion_tokens": 5}
-        assert raw["receipt"]["policy"] == "legolink(8)"
+        assert raw["receipt"]["policy"] == DEFAULT_LINK_POLICY
         assert raw["receipt"]["ms"]["first_token"] == 0.0
         assert (raw["segments"], raw["segment_tokens"]) == (["one", "two"], [4, 4])
         assert raw["dropped"] == 0
@@ -247,7 +248,7 @@ def test_an_answer_without_a_word_still_has_its_receipt(llm, engine):
     assert response.message.content == ""
     assert response.raw["usage"]["prompt_tokens"] == 321
     (only,) = llm.stream_chat(ASKED)
-    assert only.raw["receipt"]["policy"] == "legolink(8)"
+    assert only.raw["receipt"]["policy"] == DEFAULT_LINK_POLICY
 
 
 def test_every_verb_stops_a_model_that_repeats_itself(llm, engine):

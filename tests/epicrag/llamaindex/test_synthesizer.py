@@ -11,6 +11,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from epicrag.ask import NO_ROOM, NOTHING_FOUND
+from epicrag.config import DEFAULT_LINK_POLICY
 from epicrag.errors import UsageError
 from epicrag.llamaindex import EpicragRetriever, EpicragSynthesizer
 from epicrag.llamaindex.draft import NO_WORDS
@@ -47,7 +48,7 @@ def test_the_answer_cites_and_names_its_sources_and_its_cost(llm, nodes, chunks,
     assert [n.node.node_id for n in response.source_nodes] == [chunk.id for chunk in chunks]
     about = response.metadata
     assert (about["policy"], about["dropped"], about["cited"]) == (
-        "legolink(8)",
+        DEFAULT_LINK_POLICY,
         0,
         [1],
     )

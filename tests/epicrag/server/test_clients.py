@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from epicrag.chunkbook import ChunkBook
+from epicrag.config import DEFAULT_LINK_POLICY
 
 DOOR = "What is the door code of the museum?"
 QUESTION: list[Any] = [{"role": "user", "content": DOOR}]
@@ -66,7 +67,7 @@ def test_openai_chat(client: openai.OpenAI):
     assert 0 < answer.usage.completion_tokens <= 8
     assert answer.usage.prompt_tokens_details is not None
     assert said(answer)["sources"][0]["path"].endswith("museum.txt")
-    assert "policy legolink(8)" in raw.headers["X-Epicrag-Receipt"]
+    assert f"policy {DEFAULT_LINK_POLICY}" in raw.headers["X-Epicrag-Receipt"]
 
 
 def test_openai_second_question_finds_the_tokens_cached(client: openai.OpenAI):
