@@ -11,7 +11,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -193,6 +193,10 @@ class ChunkPage:
     has_more: bool
 
 
+def _go_on() -> None:
+    """Nothing ends the work."""
+
+
 @dataclass(slots=True)
 class _Uses:
     """Times of last use that are not written yet."""
@@ -275,20 +279,28 @@ class ChunkBook:
     # --- giving ---
 
     def put(
-        self, namespace: str, given: Sequence[GivenChunk], *, replace: bool = False
+        self,
+        namespace: str,
+        given: Sequence[GivenChunk],
+        *,
+        replace: bool = False,
+        check: Callable[[], object] = _go_on,
     ) -> list[BookChunk]:
         """Register chunks, all or none, and compute their KV where it is not there. In the order given.
 
+        `check` is called between chunks: what it raises ends the work, and the KV computed until then stays.
         Giving the same again changes nothing. ChunkConflictError: other content under a known id, and not
         `replace`. UnknownChunkError: a `before` that is neither known nor given before it. ChunksFullError:
         over the limits.
         """
-        rows = self._register(namespace, given, named=True, replace=replace)
-        return self._compiled(self._of_rows(rows))
+        rows = self._register(namespace, given, named=True, replace=replace, check=check)
+        return self._compiled(self._of_rows(rows), check)
 
-    def bring(self, namespace: str, given: Sequence[GivenChunk]) -> list[BookChunk]:
+    def bring(
+        self, namespace: str, given: Sequence[GivenChunk], check: Callable[[], object] = _go_on
+    ) -> list[BookChunk]:
         """Note what a request brings along, in the order given; its KV is computed by what reads it first."""
-        rows = self._register(namespace, given, named=False, replace=False)
+        rows = self._register(namespace, given, named=False, replace=False, check=check)
         chunks = self._of_rows(rows)
         if self._engine.refusal:
             return chunks
@@ -301,10 +313,19 @@ class ChunkBook:
         return keyed
 
     def _register(
-        self, namespace: str, given: Sequence[GivenChunk], *, named: bool, replace: bool
+        self,
+        namespace: str,
+        given: Sequence[GivenChunk],
+        *,
+        named: bool,
+        replace: bool,
+        check: Callable[[], object],
     ) -> list[int]:
         checked = [self._checked(chunk) for chunk in given]
-        tokens = [self._counted(chunk) for chunk in checked]
+        tokens = []
+        for chunk in checked:
+            check()
+            tokens.append(self._counted(chunk))
         with self._mutex:
             self._flush()
             with self._database.writing() as connection:
@@ -373,7 +394,9 @@ class ChunkBook:
             )
         return keys
 
-    def _compiled(self, chunks: Sequence[BookChunk]) -> list[BookChunk]:
+    def _compiled(
+        self, chunks: Sequence[BookChunk], check: Callable[[], object]
+    ) -> list[BookChunk]:
         """Compute the KV that is missing, note its keys, and say what was done."""
         if self._engine.refusal:
             return [_with(chunk, None, "none") for chunk in chunks]
@@ -381,6 +404,7 @@ class ChunkBook:
         try:
             for index, key, n_tokens in self._engine.compile([c.piece() for c in chunks]):
                 done[index] = _with(chunks[index], key, "computed" if n_tokens else "stored")
+                check()
         finally:
             self._note([(chunk, chunk.kv_key) for chunk in done.values() if chunk.kv_key])
         return [done.get(index, chunk) for index, chunk in enumerate(chunks)]

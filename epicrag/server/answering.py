@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from epicrag.server.errors import ApiError
-from epicrag.server.jobs import Job
+from epicrag.server.jobs import Job, Kind
 from epicrag.server.logs import record_of
 from epicrag.threads import in_thread_async
 
@@ -23,17 +23,18 @@ T = TypeVar("T")
 
 
 async def run(
-    state: State, request: Request, work: Callable[[Job], Iterator[T]]
+    state: State, request: Request, work: Callable[[Job], Iterator[T]], kind: Kind = "answer"
 ) -> AsyncGenerator[T]:
     """Yield what `work(job)` yields; it is called, and iterated, in a thread of its own.
 
     When the client goes away, or the answer takes longer than it may, the job is cancelled: `work` gives
-    `job.on_cancel` what stops it, and ends. BusyError: too many answers are open. ApiError 504: too late.
+    `job.on_cancel` what stops it, or asks `job.refuse_cancelled`, and ends. BusyError: too many of the kind are
+    open. ApiError 504: too late; 503: the server ends.
     """
-    job = state.jobs.enter()
+    job = state.jobs.enter(kind)
     deadline = time.monotonic() + state.settings.request_timeout_s
     watcher = asyncio.create_task(_watch(state, request, job))
-    items = in_thread_async(_working(state, job, work))
+    items = in_thread_async(_working(state, job, work), job.on_cancel)
     try:
         async with aclosing(items):
             while True:
@@ -43,7 +44,7 @@ async def run(
                     break
                 except TimeoutError:
                     state.metrics.cancelled.labels("timeout").inc()
-                    raise _too_late(state) from None
+                    raise _too_late(state, kind) from None
                 yield item
         if job.is_cancelled:  # by the end of the server; otherwise nobody reads this
             raise ApiError(503, "the server is shutting down", code="stopping")
@@ -116,11 +117,15 @@ async def _cancel(job: Job) -> None:
     await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, job.cancel))
 
 
-def _too_late(state: State) -> ApiError:
+def _too_late(state: State, kind: Kind) -> ApiError:
     limit = state.settings.request_timeout_s
+    hint = {
+        "answer": "ask for fewer tokens, or start the server with a longer --request-timeout",
+        "registration": "what was computed stays: send the same again, or fewer chunks at once",
+    }
     return ApiError(
         504,
-        f"the answer took longer than {limit:g} s, and was stopped",
-        "ask for fewer tokens, or start the server with a longer --request-timeout",
+        f"the {kind} took longer than {limit:g} s, and was stopped",
+        hint[kind],
         code="timeout",
     )

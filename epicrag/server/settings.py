@@ -26,6 +26,8 @@ class ServerSettings:
     max_running: int = 32
     max_waiting: int = 256
     """Answers that may be open at once: so many computed, and so many waiting."""
+    max_registrations: int = 16
+    """Requests that register chunks which may be open at once."""
     max_body_bytes: int = 16 * 1024**2
     max_json_depth: int = 64
     max_inputs: int = 256

@@ -40,7 +40,9 @@ class State:
     ) -> None:
         self.settings = settings or ServerSettings()
         self.metrics = metrics or Metrics()
-        self.jobs = Jobs(self.settings.max_running + self.settings.max_waiting)
+        self.jobs = Jobs(
+            self.settings.max_running + self.settings.max_waiting, self.settings.max_registrations
+        )
         self.started = int(time.time())
         self.phase: Phase = "loading"
         self.has_index = has_index
