@@ -30,6 +30,8 @@ class ServerSettings:
     """Requests that register chunks which may be open at once."""
     max_body_bytes: int = 16 * 1024**2
     max_json_depth: int = 64
+    max_json_items: int = 200_000
+    """Strings, lists, objects and commas of one body."""
     max_inputs: int = 256
     """Texts of one request for embeddings."""
     max_input_chars: int = 1_000_000
