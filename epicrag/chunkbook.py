@@ -359,11 +359,15 @@ class ChunkBook:
         return replace(clean, id=chunk_id)
 
     def _counted(self, chunk: GivenChunk) -> int:
-        tokens = self._counter.count(chunk.model_text)
-        most = self.limits.max_chunk_tokens
+        from epicrag.serving.tokenizer import MOST_CHARS
+
+        text, most = chunk.model_text, self.limits.max_chunk_tokens
+        is_surely_long = most is not None and len(text) > most * MOST_CHARS
+        tokens = len(text) // MOST_CHARS if is_surely_long else self._counter.count(text)
         if most is not None and tokens > most:
             raise UsageError(
-                f"chunk {chunk.id} has {tokens:,} tokens, and at most {most:,} fit the model's window",
+                f"chunk {chunk.id} has {'more than ' * is_surely_long}{tokens:,} tokens, and at most {most:,} "
+                "fit the model's window",
                 "give it in parts, each with the one before it as `before`",
             )
         return tokens

@@ -32,6 +32,8 @@ class ServerSettings:
     max_json_depth: int = 64
     max_json_items: int = 200_000
     """Strings, lists, objects and commas of one body."""
+    max_document_chars: int = 2_000_000
+    """Characters of all `documents` that one request brings along."""
     max_inputs: int = 256
     """Texts of one request for embeddings."""
     max_input_chars: int = 1_000_000

@@ -269,6 +269,9 @@ def test_text_of_any_kind_is_kept_or_refused(shelf: Shelf):
             book.put("a", [given("word " * 21)])
         with pytest.raises(UsageError, match="not JSON"):
             book.put("a", [given(metadata={"x": float("nan")})])
+        book._counter = None  # what is surely too long is not counted
+        with pytest.raises(UsageError, match="more than 31 tokens"):
+            book.put("a", [given("w" * 1000)])
 
 
 def test_damaged_book_says_so(shelf: Shelf):
