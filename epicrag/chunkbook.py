@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from epicrag.errors import UsageError
+from epicrag.errors import (
+    DamagedError,
+    DeviceError,
+    EpicragError,
+    IndexEmptyError,
+    LockedError,
+    UsageError,
+)
 from epicrag.index.database import Database
 from epicrag.index.migrations import Migration, Schema
 from epicrag.types import chunk_header
@@ -32,6 +41,7 @@ KV_FOLDER = "kv"
 FLUSH_SECONDS = 5.0
 """For so long the times of last use may stay in memory."""
 
+_log = logging.getLogger("epicrag")
 _ID = re.compile(r"(?!\.+$)[\w.:@+~=-]{1,200}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -93,6 +103,12 @@ class ChunksFullError(UsageError):
     """The namespace holds as much as it may."""
 
     code = "chunks_full"
+
+
+class UnwritableError(DeviceError):
+    """The book can be read, and nothing more is kept in it: a full disk, or a file that is gone."""
+
+    code = "chunks_unwritable"
 
 
 class Compiler(Protocol):
@@ -249,7 +265,7 @@ class ChunkBook:
 
     def close(self) -> None:
         with self._mutex:
-            self._flush()
+            self._flush_if_possible()
             self._database.close()
 
     def __enter__(self) -> Self:
@@ -267,7 +283,7 @@ class ChunkBook:
         """KV of another model or mode is forgotten, and what nobody needs is removed from the store."""
         profile = self._engine.profile
         if self._rows("SELECT value FROM settings WHERE name = 'profile'") != [(profile,)]:
-            with self._database.writing() as connection:
+            with self._writing() as connection:
                 connection.execute("UPDATE chunks SET kv_key = NULL")
                 connection.execute(
                     "INSERT OR REPLACE INTO settings VALUES ('profile', ?)", (profile,)
@@ -312,6 +328,34 @@ class ChunkBook:
         self._note([(now, now.kv_key or "") for before, now in pairs if now is not before])
         return keyed
 
+    def unkept(self, namespace: str, given: Sequence[GivenChunk]) -> list[BookChunk]:
+        """The chunks that `bring` would return, for one request: nothing is noted."""
+        now, chunks, above = time.time(), [], dict[str | None, str]()
+        for number, one in enumerate(given):
+            text, before_text = one.model_text, above.get(one.before)
+            above[one.content_id] = text
+            tokens = self._counted(self._checked(one))
+            chunks.append(
+                BookChunk(
+                    row=-1 - number,
+                    namespace=namespace,
+                    id=one.content_id,
+                    text=one.text,
+                    title=one.title,
+                    before=one.before,
+                    before_text=before_text,
+                    metadata={},
+                    tokens=tokens,
+                    bytes=tokens * self._engine.kv_bytes_per_token,
+                    kv_key=None,
+                    created=datetime.now(UTC).isoformat(timespec="seconds"),
+                    used=now,
+                    named=False,
+                    kv="none",
+                )
+            )
+        return chunks
+
     def _register(
         self,
         namespace: str,
@@ -328,7 +372,7 @@ class ChunkBook:
             tokens.append(self._counted(chunk))
         with self._mutex:
             self._flush()
-            with self._database.writing() as connection:
+            with self._writing() as connection:
                 writer = _Writer(connection, namespace, named, replace)
                 pairs = zip(checked, tokens, strict=True)
                 size = self._engine.kv_bytes_per_token
@@ -419,7 +463,7 @@ class ChunkBook:
             return
         with self._mutex:
             lost = []
-            with self._database.writing() as connection:
+            with self._writing() as connection:
                 for chunk, key in keys:
                     noted = connection.execute(
                         "UPDATE chunks SET kv_key = ? WHERE row = ? AND"
@@ -471,7 +515,7 @@ class ChunkBook:
             now = time.time()
             self._uses.times.update(dict.fromkeys(rows, now))
             if now - self._uses.since > FLUSH_SECONDS:
-                self._flush()
+                self._flush_if_possible()
 
     def rows(self, namespace: str) -> dict[int, int]:
         """Return the rows of a namespace with their tokens: the texts are not read."""
@@ -495,16 +539,32 @@ class ChunkBook:
         """
         with self._mutex:
             chunk = self.get(namespace, chunk_id)
-            with self._database.writing() as connection:
-                keys = _remove(connection, chunk.row)
+            try:
+                keys = self._removed(chunk)
+            except UnwritableError:
+                if not self._freed(chunk):
+                    raise
+                keys = self._removed(chunk)
             self._changed(namespace)
             self._drop(keys)
         return chunk
 
+    def _removed(self, chunk: BookChunk) -> list[str]:
+        with self._writing() as connection:
+            return _remove(connection, chunk.row)
+
+    def _freed(self, chunk: BookChunk) -> bool:
+        """Free the KV that only this chunk needs: a full disk needs room even to forget. Whether there was any."""
+        needed = self._rows("SELECT 1 FROM chunks WHERE kv_key = ? LIMIT 2", chunk.kv_key)
+        if self._store is None or chunk.kv_key is None or len(needed) > 1:
+            return False
+        self._store.delete(chunk.kv_key)
+        return True
+
     def forget(self, namespace: str) -> int:
         """Forget all of a namespace; return how many chunks that were."""
         with self._mutex:
-            with self._database.writing() as connection:
+            with self._writing() as connection:
                 keys = connection.execute(
                     "SELECT kv_key FROM chunks WHERE namespace = ? AND kv_key IS NOT NULL",
                     (namespace,),
@@ -516,13 +576,42 @@ class ChunkBook:
 
     # --- the file ---
 
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction. UnwritableError where the file is gone or takes no more; what else goes wrong is raised."""
+        try:
+            with self._database.writing() as connection:
+                yield connection
+        except IndexEmptyError as error:
+            raise UnwritableError(
+                f"the chunks of clients in {self._database.file.parent} were removed or replaced under the "
+                "running server",
+                "restart the server, and register them again: what was in there is lost",
+            ) from error
+        except (LockedError, DamagedError):
+            raise
+        except EpicragError as error:
+            if not isinstance(error.__cause__, sqlite3.Error | OSError):
+                raise
+            raise UnwritableError(
+                f"nothing more can be kept in {self._database.file}: {error.__cause__}",
+                "free some space, or see that the folder can be written to: what was stored before stays",
+            ) from error
+
     def _changed(self, namespace: str) -> None:
         self._changes[namespace] = self._changes.get(namespace, 0) + 1
+
+    def _flush_if_possible(self) -> None:
+        """Times of use are worth no error."""
+        try:
+            self._flush()
+        except EpicragError as error:
+            _log.warning("when chunks were used is not noted: %s", error)
 
     def _flush(self) -> None:
         uses, self._uses = self._uses.times, _Uses(since=time.time())
         if uses:
-            with self._database.writing() as connection:
+            with self._writing() as connection:
                 pairs = [(used, row) for row, used in uses.items()]
                 connection.executemany("UPDATE chunks SET used = ? WHERE row = ?", pairs)
 
