@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from epicrag.server.errors import ApiError
 from epicrag.server.jobs import Job, Kind
-from epicrag.server.logs import record_of
+from epicrag.server.logs import CLIENT_LEFT, record_of
 from epicrag.threads import in_thread_async
 
 if TYPE_CHECKING:
@@ -29,11 +29,12 @@ async def run(
 
     When the client goes away, or the answer takes longer than it may, the job is cancelled: `work` gives
     `job.on_cancel` what stops it, or asks `job.refuse_cancelled`, and ends. BusyError: too many of the kind are
-    open. ApiError 504: too late; 503: the server ends.
+    open. ApiError 504: too late; 503: the server ends; 499: the client is gone.
     """
     job = state.jobs.enter(kind)
     deadline = time.monotonic() + state.settings.request_timeout_s
-    watcher = asyncio.create_task(_watch(state, request, job))
+    gone = asyncio.Event()
+    watcher = asyncio.create_task(_watch(state, request, job, gone))
     items = in_thread_async(_working(state, job, work), job.on_cancel)
     try:
         async with aclosing(items):
@@ -46,7 +47,9 @@ async def run(
                     state.metrics.cancelled.labels("timeout").inc()
                     raise _too_late(state, kind) from None
                 yield item
-        if job.is_cancelled:  # by the end of the server; otherwise nobody reads this
+        if gone.is_set():  # nobody reads this: it is counted and logged
+            raise ApiError(CLIENT_LEFT, "the client is gone", code="client_left")
+        if job.is_cancelled:
             raise ApiError(503, "the server is shutting down", code="stopping")
     finally:
         watcher.cancel()
@@ -102,10 +105,11 @@ def _working(
         state.jobs.leave(job)
 
 
-async def _watch(state: State, request: Request, job: Job) -> None:
+async def _watch(state: State, request: Request, job: Job, gone: asyncio.Event) -> None:
     """Cancel the job when the client is gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    gone.set()
     state.metrics.cancelled.labels("disconnect").inc()
     await _cancel(job)
 
