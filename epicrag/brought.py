@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from epicrag.chunkbook import BookChunk, GivenChunk, storable
+from epicrag.chunkbook import BookChunk, GivenChunk, UnwritableError, storable
 from epicrag.errors import UsageError
 
 if TYPE_CHECKING:
     from epicrag.chunkbook import ChunkBook
     from epicrag.connectors.split import TokenCounter
+
+_log = logging.getLogger("epicrag")
 
 KEPT = 512
 """Documents whose cuts are remembered."""
@@ -51,19 +54,27 @@ class Bringer:
         self._mutex = threading.Lock()
         self._cuts: OrderedDict[tuple[str, str], tuple[GivenChunk, ...]] = OrderedDict()
 
-    def bring(self, namespace: str, documents: Sequence[BroughtDocument]) -> list[Passage]:
+    def bring(
+        self,
+        namespace: str,
+        documents: Sequence[BroughtDocument],
+        check: Callable[[], object] = lambda: None,
+    ) -> list[Passage]:
         """Return the chunks of all documents in their order, each text once, noted in the namespace.
 
         The same document gives the same chunks whatever stands around it, so that only its first request
-        computes them. UsageError: a document without text, or too many. ChunksFullError: more than is kept.
+        computes them. `check` is called between two documents, and ends it by what it raises. UsageError: a document without text, or too many. ChunksFullError: more than is kept.
         """
         if len(documents) > MAX_DOCUMENTS:
             raise UsageError(
                 f"{len(documents):,} documents in one request, of at most {MAX_DOCUMENTS:,}",
                 "send those that the question needs, or register chunks (POST /v1/chunks)",
             )
-        cuts = [self._cut(namespace, number, doc) for number, doc in enumerate(documents)]
-        chunks = iter(self._book.bring(namespace, [chunk for cut in cuts for chunk in cut]))
+        cuts = []
+        for number, document in enumerate(documents):
+            check()
+            cuts.append(self._cut(namespace, number, document))
+        chunks = iter(self._noted(namespace, [chunk for cut in cuts for chunk in cut], check))
         once: dict[str, Passage] = {}
         for number, (document, cut) in enumerate(zip(documents, cuts, strict=True)):
             name = document.id or document.title or f"document {number + 1}"
@@ -71,6 +82,16 @@ class Bringer:
                 chunk = next(chunks)
                 once.setdefault(chunk.model_text, Passage(chunk, number, name, part))
         return list(once.values())
+
+    def _noted(
+        self, namespace: str, given: Sequence[GivenChunk], check: Callable[[], object]
+    ) -> list[BookChunk]:
+        """Chunks noted in the book or, where that takes no more, for this request alone."""
+        try:
+            return self._book.bring(namespace, given, check)
+        except UnwritableError as error:
+            _log.warning("documents of a request are read, and not kept: %s", error)
+            return self._book.unkept(namespace, given)
 
     def _cut(
         self, namespace: str, number: int, document: BroughtDocument

@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from epicrag.errors import UsageError
+from epicrag.errors import (
+    DamagedError,
+    DeviceError,
+    EpicragError,
+    IndexEmptyError,
+    LockedError,
+    UsageError,
+)
 from epicrag.index.database import Database
 from epicrag.index.migrations import Migration, Schema
 from epicrag.types import chunk_header
@@ -32,6 +41,7 @@ KV_FOLDER = "kv"
 FLUSH_SECONDS = 5.0
 """For so long the times of last use may stay in memory."""
 
+_log = logging.getLogger("epicrag")
 _ID = re.compile(r"(?!\.+$)[\w.:@+~=-]{1,200}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -93,6 +103,12 @@ class ChunksFullError(UsageError):
     """The namespace holds as much as it may."""
 
     code = "chunks_full"
+
+
+class UnwritableError(DeviceError):
+    """The book can be read, and nothing more is kept in it: a full disk, or a file that is gone."""
+
+    code = "chunks_unwritable"
 
 
 class Compiler(Protocol):
@@ -193,6 +209,10 @@ class ChunkPage:
     has_more: bool
 
 
+def _go_on() -> None:
+    """Nothing ends the work."""
+
+
 @dataclass(slots=True)
 class _Uses:
     """Times of last use that are not written yet."""
@@ -245,7 +265,7 @@ class ChunkBook:
 
     def close(self) -> None:
         with self._mutex:
-            self._flush()
+            self._flush_if_possible()
             self._database.close()
 
     def __enter__(self) -> Self:
@@ -263,7 +283,7 @@ class ChunkBook:
         """KV of another model or mode is forgotten, and what nobody needs is removed from the store."""
         profile = self._engine.profile
         if self._rows("SELECT value FROM settings WHERE name = 'profile'") != [(profile,)]:
-            with self._database.writing() as connection:
+            with self._writing() as connection:
                 connection.execute("UPDATE chunks SET kv_key = NULL")
                 connection.execute(
                     "INSERT OR REPLACE INTO settings VALUES ('profile', ?)", (profile,)
@@ -275,20 +295,28 @@ class ChunkBook:
     # --- giving ---
 
     def put(
-        self, namespace: str, given: Sequence[GivenChunk], *, replace: bool = False
+        self,
+        namespace: str,
+        given: Sequence[GivenChunk],
+        *,
+        replace: bool = False,
+        check: Callable[[], object] = _go_on,
     ) -> list[BookChunk]:
         """Register chunks, all or none, and compute their KV where it is not there. In the order given.
 
+        `check` is called between chunks: what it raises ends the work, and the KV computed until then stays.
         Giving the same again changes nothing. ChunkConflictError: other content under a known id, and not
         `replace`. UnknownChunkError: a `before` that is neither known nor given before it. ChunksFullError:
         over the limits.
         """
-        rows = self._register(namespace, given, named=True, replace=replace)
-        return self._compiled(self._registered(given, rows))
+        rows = self._register(namespace, given, named=True, replace=replace, check=check)
+        return self._compiled(self._registered(given, rows), check)
 
-    def bring(self, namespace: str, given: Sequence[GivenChunk]) -> list[BookChunk]:
+    def bring(
+        self, namespace: str, given: Sequence[GivenChunk], check: Callable[[], object] = _go_on
+    ) -> list[BookChunk]:
         """Note what a request brings along, in the order given; its KV is computed by what reads it first."""
-        rows = self._register(namespace, given, named=False, replace=False)
+        rows = self._register(namespace, given, named=False, replace=False, check=check)
         chunks = self._registered(given, rows)
         if self._engine.refusal:
             return chunks
@@ -300,15 +328,52 @@ class ChunkBook:
         self._note([(now, now.kv_key or "") for before, now in pairs if now is not before])
         return keyed
 
+    def unkept(self, namespace: str, given: Sequence[GivenChunk]) -> list[BookChunk]:
+        """The chunks that `bring` would return, for one request: nothing is noted."""
+        now, chunks, above = time.time(), [], dict[str | None, str]()
+        for number, one in enumerate(given):
+            text, before_text = one.model_text, above.get(one.before)
+            above[one.content_id] = text
+            tokens = self._counted(self._checked(one))
+            chunks.append(
+                BookChunk(
+                    row=-1 - number,
+                    namespace=namespace,
+                    id=one.content_id,
+                    text=one.text,
+                    title=one.title,
+                    before=one.before,
+                    before_text=before_text,
+                    metadata={},
+                    tokens=tokens,
+                    bytes=tokens * self._engine.kv_bytes_per_token,
+                    kv_key=None,
+                    created=datetime.now(UTC).isoformat(timespec="seconds"),
+                    used=now,
+                    named=False,
+                    kv="none",
+                )
+            )
+        return chunks
+
     def _register(
-        self, namespace: str, given: Sequence[GivenChunk], *, named: bool, replace: bool
+        self,
+        namespace: str,
+        given: Sequence[GivenChunk],
+        *,
+        named: bool,
+        replace: bool,
+        check: Callable[[], object],
     ) -> list[int]:
         checked = [self._checked(chunk) for chunk in given]
-        tokens = [self._counted(chunk) for chunk in checked]
+        tokens = []
+        for chunk in checked:
+            check()
+            tokens.append(self._counted(chunk))
         _refuse_twice(checked)
         with self._mutex:
             self._flush()
-            with self._database.writing() as connection:
+            with self._writing() as connection:
                 writer = _Writer(connection, namespace, named, replace)
                 pairs = zip(checked, tokens, strict=True)
                 size = self._engine.kv_bytes_per_token
@@ -351,11 +416,15 @@ class ChunkBook:
         return replace(clean, id=chunk_id)
 
     def _counted(self, chunk: GivenChunk) -> int:
-        tokens = self._counter.count(chunk.model_text)
-        most = self.limits.max_chunk_tokens
+        from epicrag.serving.tokenizer import MOST_CHARS
+
+        text, most = chunk.model_text, self.limits.max_chunk_tokens
+        is_surely_long = most is not None and len(text) > most * MOST_CHARS
+        tokens = len(text) // MOST_CHARS if is_surely_long else self._counter.count(text)
         if most is not None and tokens > most:
             raise UsageError(
-                f"chunk {chunk.id} has {tokens:,} tokens, and at most {most:,} fit the model's window",
+                f"chunk {chunk.id} has {'more than ' * is_surely_long}{tokens:,} tokens, and at most {most:,} "
+                "fit the model's window",
                 "give it in parts, each with the one before it as `before`",
             )
         return tokens
@@ -386,7 +455,9 @@ class ChunkBook:
             )
         return keys
 
-    def _compiled(self, chunks: Sequence[BookChunk]) -> list[BookChunk]:
+    def _compiled(
+        self, chunks: Sequence[BookChunk], check: Callable[[], object]
+    ) -> list[BookChunk]:
         """Compute the KV that is missing, note its keys, and say what was done."""
         if self._engine.refusal:
             return [_with(chunk, None, "none") for chunk in chunks]
@@ -394,6 +465,7 @@ class ChunkBook:
         try:
             for index, key, n_tokens in self._engine.compile([c.piece() for c in chunks]):
                 done[index] = _with(chunks[index], key, "computed" if n_tokens else "stored")
+                check()
         finally:
             self._note([(chunk, chunk.kv_key) for chunk in done.values() if chunk.kv_key])
         return [done.get(index, chunk) for index, chunk in enumerate(chunks)]
@@ -404,7 +476,7 @@ class ChunkBook:
             return
         with self._mutex:
             lost = []
-            with self._database.writing() as connection:
+            with self._writing() as connection:
                 for chunk, key in keys:
                     noted = connection.execute(
                         "UPDATE chunks SET kv_key = ? WHERE row = ? AND"
@@ -456,7 +528,7 @@ class ChunkBook:
             now = time.time()
             self._uses.times.update(dict.fromkeys(rows, now))
             if now - self._uses.since > FLUSH_SECONDS:
-                self._flush()
+                self._flush_if_possible()
 
     def rows(self, namespace: str) -> dict[int, int]:
         """Return the rows of a namespace with their tokens: the texts are not read."""
@@ -480,16 +552,32 @@ class ChunkBook:
         """
         with self._mutex:
             chunk = self.get(namespace, chunk_id)
-            with self._database.writing() as connection:
-                keys = _remove(connection, chunk.row)
+            try:
+                keys = self._removed(chunk)
+            except UnwritableError:
+                if not self._freed(chunk):
+                    raise
+                keys = self._removed(chunk)
             self._changed(namespace)
             self._drop(keys)
         return chunk
 
+    def _removed(self, chunk: BookChunk) -> list[str]:
+        with self._writing() as connection:
+            return _remove(connection, chunk.row)
+
+    def _freed(self, chunk: BookChunk) -> bool:
+        """Free the KV that only this chunk needs: a full disk needs room even to forget. Whether there was any."""
+        needed = self._rows("SELECT 1 FROM chunks WHERE kv_key = ? LIMIT 2", chunk.kv_key)
+        if self._store is None or chunk.kv_key is None or len(needed) > 1:
+            return False
+        self._store.delete(chunk.kv_key)
+        return True
+
     def forget(self, namespace: str) -> int:
         """Forget all of a namespace; return how many chunks that were."""
         with self._mutex:
-            with self._database.writing() as connection:
+            with self._writing() as connection:
                 keys = connection.execute(
                     "SELECT kv_key FROM chunks WHERE namespace = ? AND kv_key IS NOT NULL",
                     (namespace,),
@@ -501,13 +589,42 @@ class ChunkBook:
 
     # --- the file ---
 
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction. UnwritableError where the file is gone or takes no more; what else goes wrong is raised."""
+        try:
+            with self._database.writing() as connection:
+                yield connection
+        except IndexEmptyError as error:
+            raise UnwritableError(
+                f"the chunks of clients in {self._database.file.parent} were removed or replaced under the "
+                "running server",
+                "restart the server, and register them again: what was in there is lost",
+            ) from error
+        except (LockedError, DamagedError):
+            raise
+        except EpicragError as error:
+            if not isinstance(error.__cause__, sqlite3.Error | OSError):
+                raise
+            raise UnwritableError(
+                f"nothing more can be kept in {self._database.file}: {error.__cause__}",
+                "free some space, or see that the folder can be written to: what was stored before stays",
+            ) from error
+
     def _changed(self, namespace: str) -> None:
         self._changes[namespace] = self._changes.get(namespace, 0) + 1
+
+    def _flush_if_possible(self) -> None:
+        """Times of use are worth no error."""
+        try:
+            self._flush()
+        except EpicragError as error:
+            _log.warning("when chunks were used is not noted: %s", error)
 
     def _flush(self) -> None:
         uses, self._uses = self._uses.times, _Uses(since=time.time())
         if uses:
-            with self._database.writing() as connection:
+            with self._writing() as connection:
                 pairs = [(used, row) for row, used in uses.items()]
                 connection.executemany("UPDATE chunks SET used = ? WHERE row = ?", pairs)
 

@@ -69,9 +69,14 @@ def messages_of(turns: Sequence[Exchange]) -> tuple[Turn, ...]:
 
 def fitted(engine: Engine, prompt: Prompt, n_new: int) -> tuple[Prompt, Kept]:
     """Return a prompt with as many of its turns as fit beside passages, question and `n_new` tokens."""
-    starts = [n for n, turn in enumerate(prompt.history) if turn.role == "user" or n == 0]
+    n_long = _surely_long(prompt, engine.context_window)
+    n_before, prompt = (
+        len(_starts(prompt.history[:n_long])),
+        replace(prompt, history=prompt.history[n_long:]),
+    )
+    starts = _starts(prompt.history)
     if not starts:
-        return prompt, NOTHING_SAID
+        return prompt, replace(NOTHING_SAID, dropped=n_before)
     units = engine.chat.units(prompt)
     said = [len(unit.ids) for unit in units if unit.kind == "history"][: len(prompt.history)]
     tails = [len(unit.tail) for unit in units if unit.tail][:-1]
@@ -92,7 +97,23 @@ def fitted(engine: Engine, prompt: Prompt, n_new: int) -> tuple[Prompt, Kept]:
         for segment in engine.lay_out(prompt, n_new).segments
         if segment.unit.kind in ("system", "chunk")
     )
-    return prompt, Kept(len(starts) - dropped, dropped, up_to[-1] - up_to[begin], context)
+    return prompt, Kept(
+        len(starts) - dropped, n_before + dropped, up_to[-1] - up_to[begin], context
+    )
+
+
+def _starts(turns: Sequence[Turn]) -> list[int]:
+    """Where an exchange begins."""
+    return [n for n, turn in enumerate(turns) if turn.role == "user" or n == 0]
+
+
+def _surely_long(prompt: Prompt, window: int) -> int:
+    """How many of the oldest messages go before anything is tokenised: the window cannot hold them."""
+    from epicrag.serving.tokenizer import MOST_CHARS
+
+    left = [*accumulate(len(turn.text) for turn in reversed(prompt.history))][::-1]
+    fitting = (n for n in _starts(prompt.history) if left[n] <= window * MOST_CHARS)
+    return next(fitting, len(prompt.history))
 
 
 def _dropped(sizes: Sequence[int], room: int) -> int:

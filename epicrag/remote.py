@@ -15,7 +15,7 @@ import socket
 import ssl
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, get_args, get_origin, get_type_hints
@@ -148,7 +148,7 @@ def discover(config: Config) -> Server | None:
         return None
     if pid <= 0:
         return None
-    if not _is_alive(pid):
+    if not is_alive(pid):
         # Before anything is sent: another program may have the port by now, and the secret is not for it.
         with suppress(OSError):
             file.unlink()
@@ -171,7 +171,27 @@ def _facts(file: Path) -> dict[str, Any]:
     return facts
 
 
-def _is_alive(pid: int) -> bool:
+def other_server(file: Path) -> str | None:
+    """The address of the server, another process, that has put this file there and still answers; None: there is none."""
+    try:
+        facts = _facts(file)
+        pid, url = int(facts["pid"]), str(facts["url"])
+        if pid == os.getpid() or not is_alive(pid):
+            return None
+        # Another program may have the number of a server that was killed: whether it is one is asked, without a token.
+        parts = urlsplit(url)
+        with closing(
+            http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=CONNECT_SECONDS)
+        ) as connection:
+            connection.request("GET", "/healthz")
+            said = json.loads(connection.getresponse().read(1000))
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+        return None
+    return url if isinstance(said, dict) and "status" in said else None
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this number."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

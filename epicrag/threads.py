@@ -66,8 +66,14 @@ def in_thread(items: Generator[T, None, None]) -> Generator[T, None, None]:
         worker.stop.set()
 
 
-async def in_thread_async(items: Generator[T, None, None]) -> AsyncGenerator[T, None]:
-    """`in_thread` for an event loop. Cancelling stops the generator at its next item."""
+async def in_thread_async(
+    items: Generator[T, None, None],
+    on_cancel: Callable[[Callable[[], object]], object] | None = None,
+) -> AsyncGenerator[T, None]:
+    """`in_thread` for an event loop. Cancelling stops the generator at its next item.
+
+    `on_cancel` is given what ends the reading, from any thread, whatever the generator is about.
+    """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[T | _End] = asyncio.Queue()
 
@@ -75,6 +81,8 @@ async def in_thread_async(items: Generator[T, None, None]) -> AsyncGenerator[T, 
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(queue.put_nowait, item)
 
+    if on_cancel is not None:
+        on_cancel(lambda: deliver(_End()))
     worker = _Worker(items, deliver)
     try:
         while (item := _received(await queue.get())) is not None:

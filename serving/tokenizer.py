@@ -27,6 +27,10 @@ _WINDOW = 16_384
 """Characters tokenised at once: some tokenizers take quadratic time on one very long word."""
 
 
+MOST_CHARS = 32
+"""Characters that one token is taken for at most, where a text is told to be too long without tokenising it."""
+
+
 class UnitTokenizer:
     """A model's tokenizer, in two voices: `ids` for text of documents and people, `template_ids` for the
     chat template's own text, where control tokens are meant.

@@ -9,8 +9,8 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from epicrag.server.errors import ApiError
-from epicrag.server.jobs import Job
-from epicrag.server.logs import record_of
+from epicrag.server.jobs import Job, Kind
+from epicrag.server.logs import CLIENT_LEFT, record_of
 from epicrag.threads import in_thread_async
 
 if TYPE_CHECKING:
@@ -23,17 +23,19 @@ T = TypeVar("T")
 
 
 async def run(
-    state: State, request: Request, work: Callable[[Job], Iterator[T]]
+    state: State, request: Request, work: Callable[[Job], Iterator[T]], kind: Kind = "answer"
 ) -> AsyncGenerator[T]:
     """Yield what `work(job)` yields; it is called, and iterated, in a thread of its own.
 
     When the client goes away, or the answer takes longer than it may, the job is cancelled: `work` gives
-    `job.on_cancel` what stops it, and ends. BusyError: too many answers are open. ApiError 504: too late.
+    `job.on_cancel` what stops it, or asks `job.refuse_cancelled`, and ends. BusyError: too many of the kind are
+    open. ApiError 504: too late; 503: the server ends; 499: the client is gone.
     """
-    job = state.jobs.enter()
+    job = state.jobs.enter(kind)
     deadline = time.monotonic() + state.settings.request_timeout_s
-    watcher = asyncio.create_task(_watch(state, request, job))
-    items = in_thread_async(_working(state, job, work))
+    gone = asyncio.Event()
+    watcher = asyncio.create_task(_watch(state, request, job, gone))
+    items = in_thread_async(_working(state, job, work), job.on_cancel)
     try:
         async with aclosing(items):
             while True:
@@ -43,9 +45,11 @@ async def run(
                     break
                 except TimeoutError:
                     state.metrics.cancelled.labels("timeout").inc()
-                    raise _too_late(state) from None
+                    raise _too_late(state, kind) from None
                 yield item
-        if job.is_cancelled:  # by the end of the server; otherwise nobody reads this
+        if gone.is_set():  # nobody reads this: it is counted and logged
+            raise ApiError(CLIENT_LEFT, "the client is gone", code="client_left")
+        if job.is_cancelled:
             raise ApiError(503, "the server is shutting down", code="stopping")
     finally:
         watcher.cancel()
@@ -101,10 +105,11 @@ def _working(
         state.jobs.leave(job)
 
 
-async def _watch(state: State, request: Request, job: Job) -> None:
+async def _watch(state: State, request: Request, job: Job, gone: asyncio.Event) -> None:
     """Cancel the job when the client is gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    gone.set()
     state.metrics.cancelled.labels("disconnect").inc()
     await _cancel(job)
 
@@ -116,11 +121,15 @@ async def _cancel(job: Job) -> None:
     await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, job.cancel))
 
 
-def _too_late(state: State) -> ApiError:
+def _too_late(state: State, kind: Kind) -> ApiError:
     limit = state.settings.request_timeout_s
+    hint = {
+        "answer": "ask for fewer tokens, or start the server with a longer --request-timeout",
+        "registration": "what was computed stays: send the same again, or fewer chunks at once",
+    }
     return ApiError(
         504,
-        f"the answer took longer than {limit:g} s, and was stopped",
-        "ask for fewer tokens, or start the server with a longer --request-timeout",
+        f"the {kind} took longer than {limit:g} s, and was stopped",
+        hint[kind],
         code="timeout",
     )

@@ -174,6 +174,7 @@ def _begin(
     from epicrag.serving.prompt import Turn
 
     pipeline = state.pipeline
+    state.refuse_long(len(body.question), "question")
     chosen = {} if body.max_tokens is None else {"max_tokens": body.max_tokens}
     sampling = pipeline.sampling(
         temperature=body.temperature,

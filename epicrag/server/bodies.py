@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
 from epicrag.server.errors import ApiError, response
 from epicrag.server.security import headers_of
@@ -15,18 +16,24 @@ if TYPE_CHECKING:
     from epicrag.server.settings import ServerSettings
 
 _WITHOUT = ("GET", "HEAD", "OPTIONS", "DELETE")
-# Possessive, and with an end for a string that has none: it never goes back, whatever the body.
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[\[{]|[\]}]', re.DOTALL)
+_MARK = re.compile(rb'["\[\]{},]')
+# Possessive: it never goes back, whatever the body. No more at once than takes a moment: a regular expression
+# holds up all other threads.
+_PART = re.compile(rb'(?:[^"\\]{1,65536}+|\\.?){1,1024}+', re.DOTALL)
+_QUOTE = ord('"')
 _ASIDE_BYTES = 64 * 1024
 """Above this, looking through a body takes so long that it is done in another thread."""
+_LOOKS_AT_ONCE = 2
+"""Bodies that are looked through in other threads at the same time."""
 
 
 class Bodies:
-    """Reads a request's body whole, and refuses what is too big, too slow or too deep. ASGI middleware."""
+    """Reads a request's body whole, and refuses what is too big, too slow, too deep or in too many pieces. ASGI middleware."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._settings = settings
+        self._looking = asyncio.Semaphore(_LOOKS_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in _WITHOUT:
@@ -36,7 +43,7 @@ class Bodies:
             body = await self._read(scope, receive)
             if body is None:
                 return  # the client is gone
-            await self._check_depth(body)
+            await self._check_shape(body)
         except ApiError as error:
             await response(error)(scope, receive, send)
             return
@@ -76,29 +83,56 @@ class Bodies:
             code="too_large",
         )
 
-    async def _check_depth(self, body: bytes) -> None:
-        most = self._settings.max_json_depth
+    async def _check_shape(self, body: bytes) -> None:
+        most_deep, most_items = self._settings.max_json_depth, self._settings.max_json_items
         if len(body) <= _ASIDE_BYTES:
-            deep = is_deeper(body, most)
+            over = excess(body, most_deep, most_items)
         else:
-            deep = await asyncio.to_thread(is_deeper, body, most)
-        if deep:
-            raise ApiError(400, f"the JSON is nested deeper than {most} levels", code="too_deep")
+            async with self._looking:
+                over = await asyncio.to_thread(excess, body, most_deep, most_items)
+        if over == "depth":
+            limit = f"the JSON is nested deeper than {most_deep} levels"
+            raise ApiError(400, limit, code="too_deep")
+        if over == "items":
+            limit = f"the JSON has more than {most_items:,} items"
+            raise ApiError(400, limit, "send it in several requests", code="too_many_items")
 
 
-def is_deeper(body: bytes, most: int) -> bool:
-    """Whether JSON text opens more than `most` lists and objects within one another; for any bytes."""
-    if body.count(b"[") + body.count(b"{") <= most:
-        return False
-    depth = 0
-    for token in _TOKEN.finditer(body):
-        first = body[token.start()]
-        if first == 0x22:  # a string
+def excess(body: bytes, most_deep: int, most_items: int) -> Literal["depth", "items"] | None:
+    """What JSON text has more of than it may: lists and objects within one another, or items; for any bytes.
+
+    Items are strings, lists, objects, and commas: whatever a parser makes objects of, so that what is let
+    through is parsed in moments. It lets other threads run meanwhile.
+    """
+    opens = body.count(b"[") + body.count(b"{")
+    if opens <= most_deep and opens + body.count(b",") + body.count(b'"') // 2 <= most_items:
+        return None
+    depth = items = 0
+    for mark in _marks(body):
+        if mark in b"]}":
+            depth -= 1
             continue
-        depth += 1 if first in b"[{" else -1
-        if depth > most:
-            return True
-    return False
+        items += 1
+        if items > most_items:
+            return "items"
+        depth += mark in b"[{"
+        if depth > most_deep:
+            return "depth"
+    return None
+
+
+def _marks(body: bytes) -> Iterator[bytes]:
+    """The brackets and commas of JSON text, and a quotation mark for each string."""
+    at = 0
+    while (found := _MARK.search(body, at)) is not None:
+        at = found.end()
+        yield found[0]
+        if found[0] == b'"':
+            while at < len(body) and body[at] != _QUOTE:
+                part = _PART.match(body, at)
+                assert part is not None
+                at = part.end()
+            at += 1
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

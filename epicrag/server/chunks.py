@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from epicrag.chunkbook import BookChunk, ChunkBook, GivenChunk, UnknownChunkError, storable
 from epicrag.recognise import piece_of
+from epicrag.server.answering import run, whole
 from epicrag.server.errors import ApiError
+from epicrag.server.jobs import Job
 from epicrag.server.state import State, get_state, get_tenant
 from epicrag.server.tenants import Tenant
 
@@ -58,10 +61,16 @@ class ChunksIn(BaseModel):
 
 
 @router.post("", summary="Register chunks, and compute their KV")
-async def register(body: ChunksIn, state: Server, tenant: Who) -> dict[str, Any]:
+async def register(body: ChunksIn, request: Request, state: Server, tenant: Who) -> dict[str, Any]:
+    """A client that goes away ends it between two chunks: what was computed until then stays."""
     given = _given(body)
     book = book_of(state)
-    chunks = await run_in_threadpool(book.put, tenant.namespace, given, replace=body.replace)
+
+    def work(job: Job) -> Iterator[BookChunk]:
+        check = job.refuse_cancelled
+        yield from book.put(tenant.namespace, given, replace=body.replace, check=check)
+
+    chunks = await whole(run(state, request, work, "registration"))
     if body.chunks is None:
         return _registered(chunks[0])
     return {"object": "list", "data": [_registered(chunk) for chunk in chunks]}

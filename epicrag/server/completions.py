@@ -59,6 +59,7 @@ def _work(state: State, tenant: Tenant, body: CompletionRequest) -> Callable[[Jo
     def work(job: Job) -> Iterator[_Of]:
         writer = Writer(state, tenant, job)
         for n, prompt in enumerate(body.prompts):
+            job.refuse_cancelled()
             for item in writer.completion(body, prompt):
                 yield _Of(n, item)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from epicrag import __version__
-from epicrag.remote import as_json, run_file
+from epicrag.remote import as_json, other_server, run_file
 
 if TYPE_CHECKING:
     from epicrag.config import Config
@@ -47,7 +47,16 @@ class Discovery:
         return cls(run_file(config.home, config.index), facts)
 
     def write(self) -> None:
-        """Put the file there, whole or not at all. Where nothing can be written, nothing is, and the log says so."""
+        """Put the file there, whole or not at all. Where nothing can be written, nothing is, and the log says so.
+
+        So it is where another server of the index still answers: the file stays that one's.
+        """
+        if (other := other_server(self._file)) is not None:
+            _log.warning(
+                "another server of this index runs at %s: `epicrag ask` goes on asking that one",
+                other,
+            )
+            return
         temporary = self._file.with_name(f"{self._file.name}.{secrets.token_hex(8)}.tmp")
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

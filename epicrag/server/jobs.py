@@ -1,17 +1,28 @@
-"""The answers that are open: how many there may be, and how each is stopped from outside."""
+"""The answers and registrations that are open: how many there may be, and how each is stopped from outside."""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
+from typing import Literal, TypeAlias
 
-from epicrag.errors import BusyError
+from epicrag.errors import BusyError, EpicragError
+
+Kind: TypeAlias = Literal["answer", "registration"]
+
+
+class StoppedError(EpicragError):
+    """The work was ended half-way: nobody waits for it any more."""
+
+    code = "stopped"
 
 
 class Job:
     """One answer being made, in a thread of its own. It may be cancelled from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind = "answer") -> None:
+        self.kind = kind
         self._lock = threading.Lock()
         self._cancels: list[Callable[[], object]] = []
         self._is_cancelled = False
@@ -19,6 +30,11 @@ class Job:
     @property
     def is_cancelled(self) -> bool:
         return self._is_cancelled
+
+    def refuse_cancelled(self) -> None:
+        """StoppedError once it is cancelled: for work that has no other end, between its parts."""
+        if self._is_cancelled:
+            raise StoppedError("nobody waits for this any more")
 
     def on_cancel(self, cancel: Callable[[], object]) -> None:
         """Have this called, from another thread, when nobody waits for the answer any more; or now if so already.
@@ -41,31 +57,41 @@ class Job:
 
 
 class Jobs:
-    """The open jobs: no more than `most`."""
+    """The open jobs: no more than `most` answers, and `most_registrations`."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._lock = threading.Lock()
+    def __init__(self, most: int, most_registrations: int = 16) -> None:
+        self._most: dict[Kind, int] = {"answer": most, "registration": most_registrations}
+        self._counts: Counter[Kind] = Counter()
+        self._lock = threading.Condition()
         self._open: set[Job] = set()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def enter(self) -> Job:
-        """Begin a job. BusyError: as many are open as may be."""
-        job = Job()
+    def enter(self, kind: Kind = "answer") -> Job:
+        """Begin a job. BusyError: as many of its kind are open as may be."""
+        job = Job(kind)
         with self._lock:
-            if len(self._open) >= self._most:
+            if self._counts[kind] >= self._most[kind]:
                 raise BusyError(
-                    f"{len(self._open)} answers are open, and no more are taken on",
+                    f"{self._counts[kind]} {kind}s are open, and no more are taken on",
                     "ask again in a moment",
                 )
             self._open.add(job)
+            self._counts[kind] += 1
         return job
 
     def leave(self, job: Job) -> None:
         with self._lock:
-            self._open.discard(job)
+            if job in self._open:
+                self._open.remove(job)
+                self._counts[job.kind] -= 1
+                self._lock.notify_all()
+
+    def drain(self, seconds: float) -> bool:
+        """Wait so long for the last one to end; whether it did."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._open, seconds)
 
     def cancel_all(self) -> None:
         with self._lock:

@@ -38,7 +38,7 @@ INTERRUPTED = 130
 _SPARE_CONNECTIONS = 128
 """For health, metrics and the page, when all answers that may be open are."""
 _LAST_S = 5.0
-"""For responses that are being sent when the grace is over."""
+"""For responses that are being sent, and work that ends between two parts, when the grace is over."""
 
 
 def serve(
@@ -77,7 +77,8 @@ def serve(
         finally:
             discovery.remove()
             state.jobs.cancel_all()
-            loading.close()
+            if state.jobs.drain(_LAST_S):
+                loading.close()
     return server.exit_code
 
 

@@ -26,8 +26,14 @@ class ServerSettings:
     max_running: int = 32
     max_waiting: int = 256
     """Answers that may be open at once: so many computed, and so many waiting."""
+    max_registrations: int = 16
+    """Requests that register chunks which may be open at once."""
     max_body_bytes: int = 16 * 1024**2
     max_json_depth: int = 64
+    max_json_items: int = 200_000
+    """Strings, lists, objects and commas of one body."""
+    max_document_chars: int = 2_000_000
+    """Characters of all `documents` that one request brings along."""
     max_inputs: int = 256
     """Texts of one request for embeddings."""
     max_input_chars: int = 1_000_000

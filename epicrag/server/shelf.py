@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from epicrag.server.asked import Passage
-from epicrag.server.errors import not_found
+from epicrag.server.errors import ApiError, not_found
 from epicrag.server.openai_types import GivenDocument
 
 if TYPE_CHECKING:
@@ -27,10 +27,27 @@ def chunk(state: State, tenant: Tenant, chunk_id: str, where: str) -> Passage:
     return Passage(piece, chunk_id)
 
 
-def documents(state: State, tenant: Tenant, given: Sequence[str | GivenDocument]) -> list[Passage]:
-    """The documents of a request, cut into chunks that are cached for its tenant."""
+def documents(
+    state: State,
+    tenant: Tenant,
+    given: Sequence[str | GivenDocument],
+    check: Callable[[], object],
+) -> list[Passage]:
+    """The documents of a request, cut into chunks that are cached for its tenant.
+
+    `check` is called between two, and ends it by what it raises. ApiError 413: more text than is cut.
+    """
     if not given:
         return []
+    n_chars, most = _length(given), state.settings.max_document_chars
+    if n_chars > most:
+        raise ApiError(
+            413,
+            f"the documents have {n_chars:,} characters, of at most {most:,}",
+            "send those that the question needs, or register chunks (POST /v1/chunks)",
+            param="documents",
+            code="too_large",
+        )
     from epicrag.brought import Bringer, BroughtDocument
     from epicrag.server.chunks import book_of
 
@@ -45,8 +62,12 @@ def documents(state: State, tenant: Tenant, given: Sequence[str | GivenDocument]
     ]
     return [
         Passage(passage.chunk.piece(), passage.chunk.id, passage.name)
-        for passage in bringer.bring(tenant.namespace, brought)
+        for passage in bringer.bring(tenant.namespace, brought, check)
     ]
+
+
+def _length(given: Sequence[str | GivenDocument]) -> int:
+    return sum(len(one if isinstance(one, str) else one.text) for one in given)
 
 
 def parts(state: State, tenant: Tenant, text: str) -> Sequence[str | Piece]:

@@ -40,7 +40,9 @@ class State:
     ) -> None:
         self.settings = settings or ServerSettings()
         self.metrics = metrics or Metrics()
-        self.jobs = Jobs(self.settings.max_running + self.settings.max_waiting)
+        self.jobs = Jobs(
+            self.settings.max_running + self.settings.max_waiting, self.settings.max_registrations
+        )
         self.started = int(time.time())
         self.phase: Phase = "loading"
         self.has_index = has_index
@@ -97,6 +99,21 @@ class State:
         """The names of models that a tenant may ask."""
         with_index = self.has_index and tenant.may_ask
         return (*((INDEX_MODEL,) if with_index else ()), self.model_name)
+
+    def refuse_long(self, n_chars: int, param: str) -> None:
+        """ApiError 400 for text that cannot fit the model's window, told without tokenising it."""
+        from epicrag.serving.tokenizer import MOST_CHARS
+
+        window = self.pipeline.engine.context_window
+        if n_chars > window * MOST_CHARS:
+            raise ApiError(
+                400,
+                f"{n_chars:,} characters of text; the window of {self.model_name} is {window:,} tokens, "
+                f"and at most {window * MOST_CHARS:,} characters are read for it",
+                "shorten it",
+                param=param,
+                code="context_length_exceeded",
+            )
 
     def refuse_index(self, tenant: Tenant) -> None:
         """ApiError 403 for a tenant that the index does not answer to; IndexEmptyError where there is none."""

@@ -79,16 +79,20 @@ class Writer:
         wishes = wishes_of(request)
         messages = [Message(role="user", content=prompt)]
         if retrieves(self.state, self.tenant, request.model):
-            return self._from_index(messages, wishes)
+            return self._from_index(messages, wishes, "prompt")
         why = f"{request.model} searches none"
         warnings = (*wishes.warnings, *pointless(wishes.settings, why))
         return self._conversing(messages, replace(wishes, warnings=warnings), is_raw=True)
 
     # --- three ways to an answer ---
 
-    def _from_index(self, messages: Sequence[Message], wishes: Wishes) -> Iterator[Item]:
+    def _from_index(
+        self, messages: Sequence[Message], wishes: Wishes, field: str = "messages"
+    ) -> Iterator[Item]:
         """Passages found by the last message, with those before it as the conversation so far."""
         pipeline, said, settings = self.state.pipeline, conversation(messages), wishes.settings
+        # Earlier turns are left out where they do not fit.
+        self.state.refuse_long(len(said.question) + len(said.system), field)
         stream = pipeline.stream(
             said.question,
             k=settings.k,
@@ -108,6 +112,7 @@ class Writer:
     def _from_given(self, request: ChatRequest, wishes: Wishes) -> Iterator[Item]:
         """Passages that the client gave, numbered before its question."""
         said = conversation(request.messages)
+        self.state.refuse_long(_length(request.messages), "messages")
         passages = self._passages(request)
         config = self.state.pipeline.config
         prompt = as_prompt(
@@ -127,6 +132,7 @@ class Writer:
         self, messages: Sequence[Message], wishes: Wishes, *, is_raw: bool = False
     ) -> Iterator[Item]:
         """A conversation as it is: the model's own words, without markers."""
+        self.state.refuse_long(_length(messages), "prompt" if is_raw else "messages")
         chat = as_chat(
             messages,
             lambda name, where: shelf.chunk(self.state, self.tenant, name, where),
@@ -195,7 +201,9 @@ class Writer:
             shelf.chunk(self.state, self.tenant, reference.id, where)
             for reference, where in references_of(request.messages[n], n)
         ]
-        brought = shelf.documents(self.state, self.tenant, request.documents or [])
+        brought = shelf.documents(
+            self.state, self.tenant, request.documents or [], self.job.refuse_cancelled
+        )
         return [*referred, *brought]
 
     def _generate(self, prompt: Prompt | Chat, wishes: Wishes, most: int) -> Generation:
@@ -217,6 +225,10 @@ class Writer:
         pipeline = self.state.pipeline
         left = pipeline.engine.context_window - pipeline.engine.lay_out(chat, 1).end
         return max(1, min(pipeline.config.max_tokens, left))
+
+
+def _length(messages: Sequence[Message]) -> int:
+    return sum(len(message.text) for message in messages)
 
 
 def _hit(n: int, passage: Passage) -> Hit:

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from epicrag.config import DEFAULT_LINK_POLICY
+
 PLACE = {"dtype": "float32", "device": "cpu"}
 GOLD = (
     '{"question": "What is the fee?", "answers": ["5 euros"], "path": "fees.md"}\n'

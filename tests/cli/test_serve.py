@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from epicrag.config import DEFAULT_LINK_POLICY
+
 TOKEN = "a-token-of-the-operator"
 
 

@@ -120,3 +120,16 @@ def test_second_request_computes_nothing_of_its_documents(checkpoint, tmp_path):
             parts = recogniser.parts(flat, Whoever(namespace, may_ask=False))
             chat = Chat((Message("user", parts),), namespace)
             assert (asked(chat).stitched > 40) == (is_known and namespace == "a")
+
+
+def test_work_that_nobody_waits_for_ends_between_two_documents(bringer, monkeypatch):
+    cut = []
+    monkeypatch.setattr("epicrag.brought._split", lambda document, *_: cut.append(document) or ())
+
+    def check():
+        if len(cut) == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        bringer.bring("a", [BroughtDocument(text(str(n))) for n in range(5)], check)
+    assert len(cut) == 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from epicrag.brought import Bringer, BroughtDocument
 from epicrag.chunkbook import (
     FILE_NAME,
     BookLimits,
@@ -19,8 +22,10 @@ from epicrag.chunkbook import (
     ChunksFullError,
     GivenChunk,
     UnknownChunkError,
+    UnwritableError,
 )
 from epicrag.errors import DamagedError, UsageError
+from epicrag.index.database import Database, translated
 from epicrag.index.kvstore import KVStore
 
 TEXT = "The ferry to the island leaves every hour from pier three."
@@ -269,6 +274,74 @@ def test_text_of_any_kind_is_kept_or_refused(shelf: Shelf):
             book.put("a", [given("word " * 21)])
         with pytest.raises(UsageError, match="not JSON"):
             book.put("a", [given(metadata={"x": float("nan")})])
+        book._counter = None  # what is surely too long is not counted
+        with pytest.raises(UsageError, match="more than 31 tokens"):
+            book.put("a", [given("w" * 1000)])
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bool]], None]:
+    """Have every transaction fail for want of room, for as long as `is_full` says."""
+
+    def fill(is_full: Callable[[], bool]) -> None:
+        writing = Database.writing
+
+        @contextmanager
+        def failing(self: Database, **options: Any) -> Iterator[Any]:
+            with writing(self, **options) as connection:
+                yield connection
+                if is_full():
+                    with translated(self.file):
+                        error = sqlite3.OperationalError("database or disk is full")
+                        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+                        raise error
+
+        monkeypatch.setattr(Database, "writing", failing)
+
+    return fill
+
+
+def test_on_a_full_disk_chunks_are_found_and_documents_are_read(
+    shelf: Shelf, full_disk: Any, word_counter: Any, caplog: Any
+):
+    documents = [BroughtDocument("One sentence here. " * 30, title="T"), BroughtDocument("Two.")]
+    with shelf.open() as book:
+        (made,) = book.put("a", [given(id="one")])
+        bringer = Bringer(book, word_counter, 40)
+        before = [p.chunk.piece() for p in bringer.bring("b", documents)]
+        full_disk(lambda: True)
+        with pytest.raises(UnwritableError, match="full"):
+            book.put("a", [given("Another.")])
+        book._uses.since = 0.0
+        assert book.use("a", "one").kv_key == made.kv_key
+        passages = bringer.bring("a", documents)
+        assert "not kept" in caplog.text
+        pieces = [p.chunk.piece() for p in passages]
+        assert [(p.text, p.before) for p in pieces] == [(p.text, p.before) for p in before]
+        assert {p.namespace for p in pieces} == {"a"}
+        assert len(book.page("a").chunks) == 1
+
+
+def test_to_forget_a_chunk_on_a_full_disk_its_kv_goes_first(shelf: Shelf, full_disk: Any):
+    with shelf.open() as book:
+        (made,) = book.put("a", [given(id="one")])
+        full_disk(lambda: shelf.store.contains(made.kv_key))
+        book.delete("a", "one")
+        with pytest.raises(UnknownChunkError):
+            book.get("a", "one")
+        assert not shelf.store.keys()
+
+
+def test_a_book_that_was_removed_says_what_to_do(shelf: Shelf, word_counter: Any):
+    with shelf.open() as book:
+        book.put("a", [given(id="one")])
+        (shelf.folder / FILE_NAME).unlink()
+        with pytest.raises(UnwritableError, match="removed") as told:
+            book.put("a", [given("Another.")])
+        assert "restart" in str(told.value.hint)
+        assert "ingest" not in f"{told.value} {told.value.hint}"
+        bringer = Bringer(book, word_counter, 40)
+        assert len(bringer.bring("a", [BroughtDocument("Two.")])) == 1
 
 
 def test_damaged_book_says_so(shelf: Shelf):

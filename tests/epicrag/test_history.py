@@ -73,6 +73,21 @@ def test_a_turn_that_is_too_large_goes_and_takes_the_older_ones_along(engine):
     assert (kept.history, facts.dropped, facts.tokens) == ((), 3, 0)
 
 
+def test_turns_that_no_window_holds_go_before_they_are_tokenised(engine, monkeypatch):
+    large = (Turn("user", "cat " * 100_000), Turn("assistant", "yes"))
+    prompt = replace(PROMPT, history=(*talk(1), *large, *talk(2)))
+    seen = []
+    chat = type(engine.chat)
+    units = chat.units
+    monkeypatch.setattr(chat, "units", lambda self, one: seen.append(one) or units(self, one))
+    kept, facts = fitted(engine, prompt, 16)
+    assert kept.history == talk(2)
+    assert (facts.turns, facts.dropped) == (2, 2)
+    assert all(one.history == talk(2) for one in seen)
+    _, facts = fitted(engine, replace(PROMPT, history=large), 16)
+    assert (facts.turns, facts.dropped) == (0, 1)
+
+
 def test_the_latest_turn_stays_before_the_last_passage(engine):
     pieces = tuple(Piece(f"{n} " + "cat sat " * 60) for n in range(20))
     kept, facts = fitted(engine, Prompt("q", pieces, history=talk(4)), 16)

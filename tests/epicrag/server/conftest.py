@@ -119,6 +119,12 @@ def serving(app: Any) -> Iterator[tuple[str, Any]]:
         assert not thread.is_alive()
 
 
+@pytest.fixture(name="serving")
+def _serving() -> Callable[..., Any]:
+    """`serving`, for tests that have an app of their own."""
+    return serving
+
+
 @pytest.fixture
 def make_live(museum: Any, server_engine: Any) -> Iterator[Callable[..., Live]]:
     """A function from settings to a `Live` server over the museum's index; all are stopped at the end."""

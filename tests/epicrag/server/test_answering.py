@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -78,6 +79,52 @@ def test_a_reader_that_waits_for_the_whole_may_go_away_too(live: Any):
         wire.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         until(lambda: live.engine.busy_pages > 0)
     until(lambda: live.engine.busy_pages == 0 and not live.state.jobs)
+    until(lambda: counted(live, "/v1/ask"))
+    assert counted(live, "/v1/ask") == {"499": 1}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/ask", {"question": LONG["question"]}),
+    ],
+)
+def test_who_leaves_before_an_answer_begins_is_counted_as_that(
+    live: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: Any, stream: bool
+):
+    begun, left = threading.Event(), threading.Event()
+    generate = type(live.engine).generate
+
+    def waiting(self: Any, *args: Any, **options: Any) -> Any:
+        begun.set()
+        assert left.wait(20)
+        return generate(self, *args, **options)
+
+    monkeypatch.setattr(type(live.engine), "generate", waiting)
+    name = {} if path == "/v1/ask" else {"model": live.engine.name}
+    encoded = json.dumps({**body, **name, "stream": stream}).encode()
+    address = urlsplit(live.url)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((address.hostname, address.port)) as wire:
+        wire.sendall(f"{head}Content-Length: {len(encoded)}\r\n\r\n".encode() + encoded)
+        assert begun.wait(20)
+    until(lambda: live.state.metrics.cancelled.labels("disconnect")._value.get() == 1)
+    left.set()
+    until(lambda: counted(live, path) and not live.state.jobs)
+    assert counted(live, path) == {"499": 1}
+
+
+def counted(live: Any, path: str) -> dict[str, float]:
+    """Requests to an endpoint, by their status."""
+    (family,) = live.state.metrics.requests.collect()
+    return {
+        sample.labels["code"]: sample.value
+        for sample in family.samples
+        if sample.labels.get("endpoint") == path and sample.name.endswith("_total")
+    }
 
 
 def test_an_answer_that_takes_too_long_is_stopped(

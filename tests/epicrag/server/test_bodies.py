@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epicrag.server.bodies import is_deeper
+from epicrag.server.bodies import excess
 
 
 def test_a_body_over_the_limit_is_refused(make_server: Any):
@@ -79,6 +82,8 @@ def test_a_compressed_body_is_not_inflated(server: Any):
     assert answer.status_code == 415
 
 
+MANY = 10**9
+
 json_values = st.recursive(
     st.none() | st.text(alphabet='[]{}"\\a', max_size=6),
     lambda inner: (
@@ -101,17 +106,60 @@ def depth(value: Any) -> int:
 
 @given(json_values, st.integers(0, 6))
 def test_depth_is_that_of_the_value(value: Any, most: int):
-    assert is_deeper(json.dumps(value).encode(), most) == (depth(value) > most)
+    over = excess(json.dumps(value).encode(), most, MANY)
+    assert over == ("depth" if depth(value) > most else None)
+
+
+def items(value: Any) -> int:
+    """Strings, lists, objects, and what commas part."""
+    if isinstance(value, dict):
+        inner = sum(1 + items(one) for one in value.values())
+    elif isinstance(value, list):
+        inner = sum(map(items, value))
+    else:
+        return int(isinstance(value, str))
+    return 1 + inner + max(len(value) - 1, 0)
+
+
+@given(json_values, st.integers(0, 12))
+def test_items_are_those_of_the_value(value: Any, most: int):
+    over = excess(json.dumps(value).encode(), MANY, most)
+    assert over == ("items" if items(value) > most else None)
+
+
+@pytest.mark.parametrize("unit", [b"[],", b'{"role":"user","content":"a"},', b"1e5,", b'"",'])
+def test_millions_of_small_items_are_refused_while_others_are_answered(live: Any, unit: bytes):
+    body = b'{"model":"x","messages":[],"zz":[' + unit * (14_000_000 // len(unit)) + b"1]}"
+    headers = {"content-type": "application/json"}
+    url, longest = live.url, 0.0
+    with ThreadPoolExecutor(3) as pool:
+        send = partial(httpx.post, content=body, headers=headers, timeout=60)
+        asked = [pool.submit(send, url + "/v1/chat/completions") for _ in range(3)]
+        while not all(one.done() for one in asked):
+            began = time.perf_counter()
+            assert httpx.get(url + "/healthz").status_code == 200
+            longest = max(longest, time.perf_counter() - began)
+    for one in asked:
+        error = one.result().json()["error"]
+        assert (one.result().status_code, error["code"]) == (400, "too_many_items")
+    assert longest < 2
+
+
+def test_prose_has_few_items_whatever_its_punctuation(server: Any):
+    text = 'one, two; {three} [four] "five", ' * 20_000
+    answer = server.post("/v1/embeddings", {"input": text})
+    assert answer.status_code == 200, answer.text
 
 
 @given(st.binary(max_size=200), st.integers(0, 3))
 def test_any_bytes_have_a_depth(body: bytes, most: int):
-    is_deeper(body, most)
+    excess(body, most, MANY)
+    excess(body, MANY, most)
 
 
 @pytest.mark.parametrize("unit", [b'\\"', b'"', b"\\", b'"\\', b"[]", b'{"":'])
 def test_hostile_bodies_are_looked_through_in_one_go(unit: bytes):
     body = b"[[" + b'"' + unit * (1_000_000 // len(unit))
     began = time.perf_counter()
-    is_deeper(body, 1)
+    excess(body, 1, MANY)
     assert time.perf_counter() - began < 2

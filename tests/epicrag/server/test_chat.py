@@ -337,3 +337,36 @@ def test_json_gets_no_markers_and_a_schema_that_cannot_be_is_refused(server: Any
     bad = {"name": "a", "schema": {"type": "nonsense"}}
     error = refused(server, user(DOOR), response_format={"type": "json_schema", "json_schema": bad})
     assert error["param"] == "response_format.json_schema.schema"
+
+
+# --- too much ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["epicrag", "stub"])
+def test_text_that_no_window_holds_is_refused_before_it_is_tokenised(
+    server: Any, model: str, monkeypatch: pytest.MonkeyPatch
+):
+    most = server.engine.context_window * 32
+    counted: list[int] = []
+    monkeypatch.setattr(type(server.engine), "generate", lambda *_, **__: counted.append(1))
+    name = server.engine.name if model == "stub" else model
+    error = refused(server, user("a " * most), model=name)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert f"{most:,}" in error["message"]
+    parts = [user("a" * (most // 4)), {"role": "assistant", "content": "b" * most}, user("c")]
+    if model == "stub":
+        assert refused(server, *parts, model=name)["code"] == "context_length_exceeded"
+    for path, field in (("/v1/completions", "prompt"), ("/v1/ask", "question")):
+        asked = {"model": name, field: "a " * most}
+        if field == "question":
+            del asked["model"]
+        error = server.post(path, asked).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+    assert not counted
+
+
+def test_more_documents_than_are_cut_are_refused(make_server: Callable[..., Any]):
+    server = make_server(max_document_chars=1000)
+    error = refused(server, user(DOOR), documents=["a " * 300, "b " * 300], status=413)
+    assert (error["code"], error["param"]) == ("too_large", "documents")
+    assert "1,000" in error["message"]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from epicrag.brought import Bringer
@@ -45,6 +49,7 @@ def furnished(
         made.state.recogniser = Recogniser(
             word_counter, index=made.pipeline.config.index, book=book
         )
+        made.compiler = compiler
         books.append(book)
         return made
 
@@ -68,6 +73,13 @@ def error(response: Any, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
     found: dict[str, Any] = response.json()["error"]
     return found
+
+
+def until(is_so: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.01)
 
 
 def test_a_chunk_from_its_first_to_its_last(server: Any):
@@ -156,6 +168,78 @@ def test_full_namespace_says_so(furnished: Callable[..., Any]):
     server = furnished(limits=BookLimits(max_chunks=1))
     server.post(PATH, {"text": "One."})
     assert error(server.post(PATH, {"text": "Two."}), 409)["code"] == "chunks_full"
+
+
+MANY = {"chunks": [{"id": f"n{n}", "text": f"{n} {TEXT}"} for n in range(30)]}
+
+
+class Hand:
+    """Stands for computing that waits until it is let go on."""
+
+    def __init__(self, server: Any) -> None:
+        self.begun, self.more = threading.Semaphore(0), threading.Semaphore(0)
+        server.compiler.on_compile = self
+
+    def __call__(self) -> None:
+        self.begun.release()
+        assert self.more.acquire(timeout=20)
+
+    def let(self, n: int = 1000) -> None:
+        for _ in range(n):
+            self.more.release()
+
+
+def test_too_many_registrations_are_refused_and_others_are_served_meanwhile(
+    furnished: Callable[..., Any],
+):
+    server = furnished(max_registrations=50)  # more than the threads that requests share
+    hand = Hand(server)
+    statuses: list[int] = []
+
+    def register(n: int) -> None:
+        statuses.append(server.post(PATH, {"text": f"{n} {TEXT}"}).status_code)
+
+    threads = [threading.Thread(target=register, args=(n,)) for n in range(50)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(server.state.jobs) == 50)
+    refused = server.post(PATH, {"text": TEXT})
+    assert error(refused, 429)["type"] == "rate_limit_error"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert server.post("/v1/search", {"query": "museum"}).status_code == 200
+    hand.let()
+    for thread in threads:
+        thread.join(20)
+    assert statuses == [200] * 50
+
+
+def test_a_registration_whose_client_left_ends_between_two_chunks(server: Any, serving: Any):
+    hand = Hand(server)
+    with serving(server.app) as (url, _):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url + PATH, json=MANY, timeout=1.0)
+        assert hand.begun.acquire(timeout=5)
+        (job,) = server.state.jobs._open
+        until(lambda: job.is_cancelled)
+        hand.let()
+        until(lambda: not server.state.jobs)
+    assert len(server.compiler.compiled) == 1
+    data = server.client.get(PATH).json()["data"]
+    assert len(data) == 30
+    assert [chunk["id"] for chunk in data if chunk["kv_key"]] == ["n0"]
+
+
+def test_a_registration_that_the_end_of_the_server_breaks_off_is_told_so(server: Any, serving: Any):
+    """At once, also while a chunk is being computed."""
+    hand = Hand(server)
+    with serving(server.app) as (url, _), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx.post, url + PATH, json=MANY, timeout=20)
+        assert hand.begun.acquire(timeout=5)
+        server.state.jobs.cancel_all()
+        assert error(asked.result(5), 503)["code"] == "stopping"
+        assert not server.state.jobs.drain(0.05)
+        hand.let()
+        assert server.state.jobs.drain(5)
 
 
 def test_server_without_a_book_says_so(make_server: Callable[..., Any]):

@@ -293,6 +293,29 @@ def test_the_file_of_another_server_is_left(tmp_path: Path):
     assert json.loads(run_file(config.home, config.index).read_text())["secret"] == "b"
 
 
+@pytest.mark.parametrize("end", ["lives", "silent", "killed"])
+def test_the_file_of_another_server_that_still_answers_is_kept(
+    live: Any, tmp_path: Path, caplog: Any, end: str
+):
+    config = config_in(tmp_path)
+    url = live.url if end != "silent" else "http://127.0.0.1:1"
+    other = Discovery.of(config, url, "a")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        other._facts = {**other._facts, "pid": process.pid}
+        other.write()
+        if end == "killed":
+            process.kill()
+            process.wait()
+        second = Discovery.of(config, "http://127.0.0.1:2", "b")
+        second.write()
+        kept = json.loads(run_file(config.home, config.index).read_text())["secret"]
+        assert kept == ("a" if end == "lives" else "b")
+        assert (url in caplog.text) == (end == "lives")
+        second.remove()
+        assert run_file(config.home, config.index).exists() == (end == "lives")
+        process.kill()
+
+
 def test_a_home_that_cannot_be_written_is_no_failure(tmp_path: Path, caplog: Any):
     config = config_in(tmp_path)
     config.home.write_text("a file")
