@@ -226,11 +226,13 @@ class ChatFormat:
                 index, ids = index + 1, []
         units.append(Unit("question", (*ids, *control(frame[-1]))))
         units = [unit for unit in units if unit.ids]
-        if (
-            units and units[-1].kind == "chunk"
-        ):  # the last token is computed: the answer begins behind it
-            last = units[-1]
-            units[-1] = Unit("question", last.ids, last.piece, place=last.place)
+        if units and units[-1].kind == "chunk":
+            # The answer begins behind the last token, which therefore is computed.
+            last = units.pop()
+            if len(last.ids) > 1:
+                beyond = (last.ids[-1], *last.beyond)
+                units.append(replace(last, ids=last.ids[:-1], beyond=beyond))
+            units.append(Unit("question", last.ids[-1:]))
         return units
 
     def _framed(self, chat: Chat) -> tuple[Sequence[Message], list[str]]:

@@ -295,4 +295,6 @@ def test_raw_text_goes_on_as_it_is(tiny_engine):
     plain = engine.tokenizer.ids
     assert layout.ids == (*begins, *plain("The cat said: "), *plain(CAT))
     assert layout.segments[-1].unit.kind == "question"  # something has to be computed
-    assert close(logits(engine, asked, Naive()), logits(engine, asked, Full()))
+    with engine.stitched(asked, Naive(), mode="isolated", n_new=1) as stitched:
+        assert stitched.plan.stitched == len(plain(CAT)) - 1
+    assert close(logits(engine, asked, LegoLink(1000)), logits(engine, asked, Full()))
