@@ -194,6 +194,16 @@ def test_an_answer_that_was_cut_says_so(llm: Any, answering: Any) -> None:
         llm.structured_predict(Warranty, ASKED, what="x")
 
 
+def test_of_a_cut_answer_the_tokens_are_those_of_the_call(llm: Any, answering: Any) -> None:
+    response = llm.as_structured_llm(Warranty).chat(chat_of(TextBlock(text="How long?")))
+    n_tokens = response.additional_kwargs["usage"]["completion_tokens"]
+    assert n_tokens != llm.max_tokens
+    answering.reason = "length"
+    nodes = [NodeWithScore(node=TextNode(text=PASSAGE), score=0.5)]
+    with pytest.raises(UsageError, match=f"cut off after {n_tokens} tokens"):
+        EpicragSynthesizer(llm, output_cls=Warranty).synthesize("How long?", nodes)
+
+
 def test_what_a_validator_refuses_is_pydantics_error(llm: Any, answering: Any) -> None:
     class Strict(Warranty):
         @field_validator("years")
