@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -15,6 +16,8 @@ from epicrag.types import Answer, Hit, Receipt, Relevance, Source, Usage
 
 if TYPE_CHECKING:
     from epicrag.serving.generation import Generation
+
+_log = logging.getLogger("epicrag")
 
 NOTHING_FOUND = "I found nothing about this in the indexed documents."
 NO_ROOM = "I found passages about this, but none of them fits into the model's context window."
@@ -200,9 +203,18 @@ class AnswerStream:
             yield cited
         self.finish_reason = deltas.finish_reason
         self._answer = self._cited("".join(shown), hits, citer, generation)
-        if self._on_end:
-            self.notes.extend(self._on_end())
+        self.notes.extend(self._ended())
         self._note(deltas.finish_reason, citer)
+
+    def _ended(self) -> Sequence[str]:
+        """What the books tell; the answer is there, and no fault of theirs takes it back."""
+        if self._on_end is None:
+            return ()
+        try:
+            return self._on_end()
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            _log.warning("what an answer has left could not be noted: %s", error)
+            return ()
 
     def _cited(
         self, text: str, hits: Sequence[Hit], citer: Citer, generation: Generation

@@ -52,7 +52,7 @@ class Config:
     dtype: str = "auto"
     quantize: str = "none"
     chunk_tokens: int = 512
-    top_k: int = 6
+    top_k: int = 4
     search_mode: str = "hybrid"
     hybrid_weights: Mapping[str, float] = field(default_factory=lambda: DEFAULT_HYBRID_WEIGHTS)
     rerank_model: str | None = None

@@ -139,6 +139,7 @@ class Pipeline:
         self._given_embedder = embedder
         self._given_engine = engine
         self._given_counter = counter
+        self._is_closed = False
 
     @classmethod
     def open(
@@ -181,10 +182,16 @@ class Pipeline:
         self.close()
 
     def close(self) -> None:
+        """Close the index; an answer that is being written is written to its end. UsageError for what is asked then."""
+        self._is_closed = True
         if "recogniser" in self.__dict__:
             self.recogniser.close()
-        if "catalog" in self.__dict__:
-            self.catalog.close()
+        if catalog := self.__dict__.pop("catalog", None):
+            catalog.close()
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise UsageError("this pipeline was closed", "open another one: Pipeline.open()")
 
     # --- the rooms ---
 
@@ -192,6 +199,7 @@ class Pipeline:
     def catalog(self) -> Catalog:
         from epicrag.index.catalog import Catalog
 
+        self._refuse_closed()
         try:
             return Catalog.open(self.config.index, create=self._create)
         except IndexEmptyError as error:
@@ -601,6 +609,7 @@ class Pipeline:
         place of the configured system prompt. `cite` False puts no markers into the text. `say` is told what
         takes long. Nothing relevant: `answered` is False, or AbstainedError under `strict`.
         """
+        self._refuse_closed()
         question = _readable(question, "question")
         policy = self._policy(policy)
         if query is None and history and chunks is None:
@@ -641,6 +650,8 @@ class Pipeline:
         generation = self.engine.generate(prompt, policy=policy, sampling=sampling)
 
         def on_end() -> list[str]:
+            if self._is_closed:
+                return []
             with self.turn:
                 self._note_kv(policy, prompt, hits)
                 return self._kept(policy, [prompt.pieces[index] for index in lacking])

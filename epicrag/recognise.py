@@ -70,6 +70,7 @@ class Whoever:
 class Tokenizer(Protocol):
     def ids(self, text: str) -> tuple[int, ...]: ...
     def ends(self, text: str) -> Sequence[int]: ...
+    def tokens(self, text: str, *, behind: bool = False) -> Sequence[tuple[int, int]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,8 @@ class Recogniser:
     def parts(self, text: str, asker: Asker | None = None) -> tuple[str | Piece, ...]:
         """Return a text in parts, the known chunks in it as pieces, each with the span of it that stands there.
 
-        Joined, the parts are the text; and the tokens of the parts, each alone, are those of the text, as far
-        as tokens of its surroundings allow. An asker gets pieces of the index if it may ask it, and of its own
+        Joined, the parts are the text; and the tokens of the parts, each alone, are those of the text: a chunk
+        of which that cannot be had stays plain text. An asker gets pieces of the index if it may ask it, and of its own
         namespace. Whatever fails, the text comes back as it is.
         """
         asker = asker or Whoever()
@@ -205,6 +206,8 @@ class Recogniser:
         parts: list[str | Piece] = []
         done = 0
         for stretch, chunk in zip(seamless(text, stretches, self._tokenizer), chunks, strict=True):
+            if stretch is None:
+                continue  # alone it would be other tokens than it is here
             parts += [text[done : stretch.low], _piece(chunk, stretch)]
             done = stretch.high
         parts.append(text[done:])
@@ -221,13 +224,10 @@ class Recogniser:
             first, start = first - 1, start - 1
         while last < len(whole) and end < high and whole[last] == text[end]:
             last, end = last + 1, end + 1
-        ends = self._ends_of(whole)
-        return Stretch.of(whole, ends, start - first, first, last) if ends else None
-
-    def _ends_of(self, text: str) -> Sequence[int] | None:
-        """Where a chunk's tokens end; None where that is not told: it spells a control token."""
-        ends = self._tokenizer.ends(text)
-        return ends if len(ends) == len(self._tokenizer.ids(text)) else None
+        ends, ids = self._tokenizer.ends(whole), self._tokenizer.ids(whole)
+        if len(ends) != len(ids):
+            return None  # it spells a control token, and where its tokens end is not told
+        return Stretch.of(whole, ends, ids, start - first, first, last)
 
 
 def _best(

@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from epicrag.index.catalog import Catalog
 
 LONGEST = 10_000
-_MOST = 200  # comparisons
-_DEEPEST = 50  # parentheses and nots: more is no filter, and would end Python's stack
+MOST = 200  # comparisons
+DEEPEST = 50  # parentheses and nots: more is no filter, and would end Python's stack
+HOLDS, HOLDS_ANY_CASE = "holds", "holds in any case"
+"""Operators without a word for them: the text holds another one."""
+
 _TOKEN = re.compile(
     r"\s*(?:(?P<quoted>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')"
     r"|(?P<operator>!=|!~|<=|>=|==|=|<|>|~)|(?P<mark>[(),\[\]])|(?P<word>[\w.\-/:@+*?]+))"
@@ -161,6 +164,10 @@ def parse_filter(text: str) -> Filter:
 
 
 def _compare(field: str, held: Value, operator: str, wanted: str) -> bool:
+    if operator == HOLDS:
+        return wanted in _text(held)
+    if operator == HOLDS_ANY_CASE:
+        return wanted.casefold() in _text(held).casefold()
     if field == "path":
         return _compare_path(str(held), operator, wanted)
     if field == "ext" and operator in ("=", "in"):
@@ -290,8 +297,8 @@ class _Parser:
 
     def _term(self) -> Node:
         self.depth += 1
-        if self.depth > _DEEPEST:
-            self._fail(f"no more than {_DEEPEST} levels")
+        if self.depth > DEEPEST:
+            self._fail(f"no more than {DEEPEST} levels")
         try:
             if self._takes("not"):
                 return Not(self._term())
@@ -313,8 +320,8 @@ class _Parser:
         values = self._list() if operator.endswith("in") else (self._value(),)
         node = Compare(ALIASES.get(name, name), operator, values, start.position)
         self.comparisons.append(node)
-        if len(self.comparisons) > _MOST:
-            self._fail(f"no more than {_MOST} comparisons; many values of one field go into in (…)")
+        if len(self.comparisons) > MOST:
+            self._fail(f"no more than {MOST} comparisons; many values of one field go into in (…)")
         return node
 
     def _operator(self) -> str:

@@ -217,13 +217,17 @@ class ChatFormat:
         index = 0
         for message, before in zip(messages, frame, strict=False):
             ids.extend(control(before))
+            behind = False
             for part in message.parts:
                 if isinstance(part, str):
-                    ids.extend(self.tokenizer.ids(part))
+                    ids.extend(
+                        self.tokenizer.ids_behind(part) if behind else self.tokenizer.ids(part)
+                    )
+                    behind = False
                     continue
                 units.append(Unit("history", tuple(ids)))
                 units.append(self._bare(part, index))
-                index, ids = index + 1, []
+                index, ids, behind = index + 1, [], True
         units.append(Unit("question", (*ids, *control(frame[-1]))))
         units = [unit for unit in units if unit.ids]
         if units and units[-1].kind == "chunk":

@@ -23,6 +23,9 @@ N_KNOWN = 512
 KNOWN_CHARS = 8_192
 """How many texts up to which length are remembered with their ids: some ten megabytes at most."""
 
+_BEFORE = ("\x00", "\n", ".")
+"""Characters that a text can be put behind: of the first that stays a token of its own nothing is left in the rest."""
+
 _WINDOW = 16_384
 """Characters tokenised at once: some tokenizers take quadratic time on one very long word."""
 
@@ -48,6 +51,7 @@ class UnitTokenizer:
         # A passage is tokenised for its key, for its prompt, and behind its neighbour, in prompt after prompt.
         self._known = lru_cache(N_KNOWN)(self._ids)
         self._known_ends = lru_cache(N_KNOWN)(self._ends)
+        self._known_tokens = lru_cache(N_KNOWN)(self._tokens)
 
     @classmethod
     def load(cls, folder: Path) -> UnitTokenizer:
@@ -91,7 +95,7 @@ class UnitTokenizer:
         for piece in _windows(text):
             ids = self._plain.encode(piece, add_special_tokens=False).ids
             if not self.special_ids.isdisjoint(ids):
-                ids = self._apart(piece)
+                ids = [token for token, _ in self._apart(piece)]
             out.extend(ids)
         return tuple(out)
 
@@ -111,6 +115,46 @@ class UnitTokenizer:
     def ends(self, text: str) -> Sequence[int]:
         """Character end offset of each token of plain text, non-decreasing, the last being its length."""
         return self._known_ends(text) if len(text) <= KNOWN_CHARS else self._ends(text)
+
+    def tokens(self, text: str, *, behind: bool = False) -> Sequence[tuple[int, int]]:
+        """`ids` of plain text, each with the character where it ends.
+
+        `behind`: of a text that stands behind other text, without the space that some tokenizers put before one.
+        """
+        known = self._known_tokens if len(text) <= KNOWN_CHARS else self._tokens
+        return known(text, behind)
+
+    def ids_behind(self, text: str) -> tuple[int, ...]:
+        """Token ids of plain text that stands behind other text."""
+        return tuple(token for token, _ in self.tokens(text, behind=True))
+
+    def _tokens(self, text: str, behind: bool) -> tuple[tuple[int, int], ...]:
+        out: list[tuple[int, int]] = []
+        base = 0
+        for piece in _windows(text):
+            found = self._behind(piece) if behind and not base else self._pairs(piece)
+            out.extend((token, base + end) for token, end in found)
+            base += len(piece)
+        if out:
+            out[-1] = (out[-1][0], len(text))
+        return tuple(out)
+
+    def _behind(self, text: str) -> list[tuple[int, int]]:
+        plain = self._pairs(text)
+        for before in _BEFORE:
+            found = self._pairs(before + text)
+            at = bisect_right(found, 1, key=lambda pair: pair[1])
+            if 0 < at < len(found) and found[at - 1][1] == 1:
+                return [(token, end - 1) for token, end in found[at:]]
+        return plain
+
+    def _pairs(self, text: str) -> list[tuple[int, int]]:
+        """The tokens of one window, and where they end."""
+        encoded = self._plain.encode(text, add_special_tokens=False)
+        if not self.special_ids.isdisjoint(encoded.ids):
+            return self._apart(text)
+        ends = accumulate((end for _, end in encoded.offsets), max)
+        return list(zip(encoded.ids, ends, strict=True))
 
     def cut(self, text: str, low: int, high: int) -> tuple[int, int] | None:
         """Which tokens [first, last) of `ids(text)` are its characters [low, high); None where none are just these."""
@@ -137,8 +181,8 @@ class UnitTokenizer:
         """Text of generated ids, without control tokens."""
         return str(self._full.decode(list(ids), skip_special_tokens=True))
 
-    def _apart(self, text: str) -> list[int]:
-        """Encode a text whose vocabulary spells out a control token, by cutting every occurrence in two."""
+    def _apart(self, text: str) -> list[tuple[int, int]]:
+        """Encode a text that spells out a control token, by cutting every occurrence in two: ids, and their ends."""
         cuts = {0, len(text)}
         for content in self._special:
             start = text.find(content)
@@ -146,11 +190,13 @@ class UnitTokenizer:
                 cuts.add(start + max(1, len(content) // 2))
                 start = text.find(content, start + 1)
         edges = sorted(cuts)
-        ids: list[int] = []
+        found: list[tuple[int, int]] = []
         for low, high in pairwise(edges):
-            ids.extend(self._plain.encode(text[low:high], add_special_tokens=False).ids)
+            encoded = self._plain.encode(text[low:high], add_special_tokens=False)
+            ends = accumulate((low + end for _, end in encoded.offsets), max)
+            found.extend(zip(encoded.ids, ends, strict=True))
         # What is left are ids that single characters map to; a model without them reads less, safely.
-        return [token for token in ids if token not in self.special_ids]
+        return [pair for pair in found if pair[0] not in self.special_ids]
 
 
 def _unadded(full: Tokenizer) -> Tokenizer:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import CitableBlock, TextBlock
 from llama_index.core.schema import MetadataMode, NodeWithScore
@@ -12,6 +12,8 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 if TYPE_CHECKING:
     from epicrag.index.catalog import Catalog
 
+OURS = "epicrag_"
+"""How metadata keys of ours begin; what a document says under such a key is not looked at."""
 ROW_KEY = "epicrag_row"
 """Metadata key of a node's row in the catalog, hidden from every text."""
 BEFORE_KEY = "epicrag_before"
@@ -50,8 +52,8 @@ class Segment:
             source,
             title,
             found,
-            before=node.metadata.get(BEFORE_KEY),
-            namespace=str(node.metadata.get(NAMESPACE_KEY) or ""),
+            before=_text(node.metadata.get(BEFORE_KEY)),
+            namespace=_text(node.metadata.get(NAMESPACE_KEY)) or "",
         )
 
     def block(self) -> PassageBlock:
@@ -62,6 +64,15 @@ class Segment:
             before=self.before,
             namespace=self.namespace,
         )
+
+
+def foreign(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata without the keys that are ours to write: they say what KV is computed behind, and whose it is."""
+    return {key: value for key, value in metadata.items() if not key.startswith(OURS)}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def distinct(segments: Iterable[Segment]) -> list[Segment]:

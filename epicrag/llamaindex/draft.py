@@ -66,6 +66,11 @@ class Draft:
         self._use(len(self.segments))
 
     @property
+    def n_tokens(self) -> int:
+        """How many tokens the model wrote, as far as that has been told."""
+        return int(self.metadata["usage"]["completion_tokens"])
+
+    @property
     def is_asking(self) -> bool:
         """Whether there is anything for a model to answer from."""
         return bool(self.segments) or self._is_free

@@ -11,7 +11,19 @@ from llama_index.core.vector_stores.types import (
 
 from epicrag.errors import UsageError
 from epicrag.index.fields import ALIASES
-from epicrag.index.filters import Both, Compare, Either, Every, Filter, Node, Not
+from epicrag.index.filters import (
+    DEEPEST,
+    HOLDS,
+    HOLDS_ANY_CASE,
+    MOST,
+    Both,
+    Compare,
+    Either,
+    Every,
+    Filter,
+    Node,
+    Not,
+)
 
 _OPERATORS = {
     FilterOperator.EQ: "=",
@@ -24,20 +36,28 @@ _OPERATORS = {
     FilterOperator.ANY: "in",
     FilterOperator.NIN: "not in",
     FilterOperator.CONTAINS: "=",
-    FilterOperator.TEXT_MATCH: "~",
-    FilterOperator.TEXT_MATCH_INSENSITIVE: "~",
+    FilterOperator.TEXT_MATCH: HOLDS,
+    FilterOperator.TEXT_MATCH_INSENSITIVE: HOLDS_ANY_CASE,
 }
 
 
 def to_filter(filters: MetadataFilters) -> Filter:
-    """Return the same filter for the index. UsageError: an operator that has no meaning there."""
+    """Return the same filter for the index. UsageError: an operator that has no meaning there, or more than a
+    filter of the index may hold."""
     comparisons: list[Compare] = []
-    return Filter(str(filters.model_dump()), _group(filters, comparisons), tuple(comparisons))
+    root = _group(filters, comparisons, 1)
+    return Filter(str(filters.model_dump()), root, tuple(comparisons))
 
 
-def _group(filters: MetadataFilters, comparisons: list[Compare]) -> Node:
+def _group(filters: MetadataFilters, comparisons: list[Compare], depth: int) -> Node:
+    if depth > DEEPEST:
+        raise UsageError(
+            f"the filters stand in more than {DEEPEST} levels", "take some of them out"
+        )
     nodes = [
-        _group(one, comparisons) if isinstance(one, MetadataFilters) else _one(one, comparisons)
+        _group(one, comparisons, depth + 1)
+        if isinstance(one, MetadataFilters)
+        else _one(one, comparisons)
         for one in filters.filters
     ]
     if not nodes:
@@ -68,20 +88,15 @@ def _one(one: MetadataFilter, comparisons: list[Compare]) -> Node:
             f"the index has no filter {one.operator.value!r} (field {one.key!r})",
             f"it has {', '.join(operator.value for operator in _OPERATORS)}, all and is_empty",
         )
-    operator = _OPERATORS[one.operator]
-    if operator == "~":
-        texts = tuple(f"*{_literal(text)}*" for text in texts)
-    return _compare(name, operator, texts, comparisons)
+    return _compare(name, _OPERATORS[one.operator], texts, comparisons)
 
 
 def _compare(name: str, operator: str, values: tuple[str, ...], comparisons: list[Compare]) -> Node:
     node = Compare(name, operator, values)
     comparisons.append(node)
+    if len(comparisons) > MOST:
+        raise UsageError(
+            f"there are more than {MOST} filters",
+            "many values of one field go into one filter with the operator in",
+        )
     return node
-
-
-def _literal(text: str) -> str:
-    """Return a glob that fits this very text."""
-    from glob import escape
-
-    return escape(text)

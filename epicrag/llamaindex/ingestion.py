@@ -23,7 +23,7 @@ from llama_index.core.schema import (
 from llama_index.core.utils import get_tqdm_iterable
 
 from epicrag.errors import UsageError
-from epicrag.llamaindex.blocks import BEFORE_KEY, NAMESPACE_KEY, Segment
+from epicrag.llamaindex.blocks import BEFORE_KEY, NAMESPACE_KEY, OURS, Segment, foreign
 from epicrag.llamaindex.messages import piece_of
 
 if TYPE_CHECKING:
@@ -95,10 +95,15 @@ class EpicragNodeParser(NodeParser):
         spans = [
             (node.start_char_idx, node.end_char_idx) for node in nodes if isinstance(node, TextNode)
         ]
+        ours = [
+            {key: value for key, value in node.metadata.items() if key.startswith(OURS)}
+            for node in nodes
+        ]
         done = super()._postprocess_parsed_nodes(nodes, parent_doc_map)
-        for node, span in zip(done, spans, strict=True):
+        for node, span, own in zip(done, spans, ours, strict=True):
             assert isinstance(node, TextNode)
             node.start_char_idx, node.end_char_idx = span
+            node.metadata = {**foreign(node.metadata), **own}
             hide(node)
         return done
 
@@ -109,7 +114,7 @@ class EpicragNodeParser(NodeParser):
 
         text = document.get_content(metadata_mode=MetadataMode.NONE)
         path = f"reader:nodes/{document.node_id}"
-        read = Given(path, text, document.metadata, self._limits).read()
+        read = Given(path, text, foreign(document.metadata), self._limits).read()
         if isinstance(read, Unread):
             if read.status != "empty":
                 _log.warning("the document %s is left out: %s", document.node_id, read.reason)
@@ -172,6 +177,7 @@ class CompileKV(TransformComponent):
 
     def _mark(self, node: BaseNode) -> Piece:
         """What the engine will be given for a node; the node says whose its KV is."""
+        node.metadata.pop(NAMESPACE_KEY, None)
         if self.namespace:
             node.metadata[NAMESPACE_KEY] = self.namespace
             hide(node, NAMESPACE_KEY)
@@ -209,7 +215,7 @@ def _related(document: BaseNode) -> RelatedNodeInfo:
     return RelatedNodeInfo(
         node_id=document.node_id,
         node_type=ObjectType.DOCUMENT,
-        metadata=document.metadata,
+        metadata=foreign(document.metadata),
         hash=document.hash,
     )
 

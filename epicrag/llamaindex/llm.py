@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import (
@@ -27,6 +28,7 @@ from epicrag.llamaindex.blocks import passage_before
 from epicrag.llamaindex.messages import Asked, Reading, Recogniser, to_asked
 from epicrag.llamaindex.structured import StructuredVerbs
 from epicrag.repeats import UntilRepeat
+from epicrag.serving.constrain import Grammar
 from epicrag.serving.policies import Policy, parse_policy
 from epicrag.serving.prompt import DEFAULT_SYSTEM
 from epicrag.serving.sample import Sampling
@@ -40,6 +42,17 @@ if TYPE_CHECKING:
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
 SETTINGS = (*_SAMPLING, "link_policy")
 """What may be set for the model, and for one call of it."""
+
+_KINDS: dict[str, tuple[Any, str]] = {
+    "max_tokens": (Integral, "a whole number"),
+    "top_k": (Integral, "a whole number"),
+    "seed": (Integral, "a whole number"),
+    "temperature": (Real, "a number"),
+    "top_p": (Real, "a number"),
+    "stop": ((str, list, tuple), "a text or a list of texts"),
+    "link_policy": (str, "a text"),
+    "grammar": (Grammar, "a Grammar"),
+}
 
 
 class EpicragLLM(StructuredVerbs, LLM):
@@ -193,6 +206,11 @@ class EpicragLLM(StructuredVerbs, LLM):
         for name in given:
             if name not in SETTINGS:
                 raise _unknown(name)
+        for name, value in {
+            **given,
+            **({"grammar": grammar} if grammar is not None else {}),
+        }.items():
+            _refuse_mistyped(name, value)
         values = {name: given.get(name, getattr(self, name)) for name in SETTINGS}
         policy = parse_policy(values.pop("link_policy"))
         return policy, Sampling(**{**values, "stop": _stops(values["stop"]), "grammar": grammar})
@@ -319,6 +337,16 @@ def _configured(pipeline: Pipeline | None) -> dict[str, Any]:
 
 def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _refuse_mistyped(name: str, value: Any) -> None:
+    """UsageError for a setting of a call that is of no kind it can be; the model's own are seen to by pydantic."""
+    kinds, wanted = _KINDS[name]
+    fits = isinstance(value, kinds) and not isinstance(value, bool)
+    if name == "stop" and not isinstance(value, str):
+        fits = fits and all(isinstance(text, str) for text in value)
+    if not fits:
+        raise UsageError(f"{name} must be {wanted}, not {value!r}")
 
 
 def _unknown(name: str) -> UsageError:

@@ -30,6 +30,7 @@ from llama_index.core.prompts.base import BasePromptTemplate, ChatPromptTemplate
 from pydantic_core import from_json
 
 from epicrag.errors import UsageError
+from epicrag.llamaindex.shape import schema_of
 from epicrag.serving.constrain import Grammar, subschemas
 
 if TYPE_CHECKING:
@@ -39,10 +40,6 @@ dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]
 
 M = TypeVar("M", bound=BaseModel)
 Settings: TypeAlias = "dict[str, Any] | None"
-
-_DECIMAL = "^(?!^[-+.]*$)"
-"""How pydantic's pattern of a Decimal begins: it looks ahead, which no grammar can."""
-_PLAIN_DECIMAL = r"^[+-]?[0-9]{1,20}(\.[0-9]{1,20})?$"
 
 
 class StructuredVerbs:
@@ -236,13 +233,10 @@ async def astream(
 
 def grammar_of(output_cls: type[BaseModel]) -> Grammar:
     """JSON that the class takes. UsageError, with the place, for what no grammar can follow."""
-    schema = output_cls.model_json_schema()
+    schema = schema_of(output_cls)
     for _, part in subschemas(schema, "#"):
         if "properties" in part:
             part.setdefault("additionalProperties", False)  # pydantic would pass over them
-        part.pop("uniqueItems", None)  # of a set: it takes the same value twice as once
-        if str(part.get("pattern", "")).startswith(_DECIMAL):
-            part["pattern"] = _PLAIN_DECIMAL
     return Grammar.json_schema(schema)
 
 

@@ -186,7 +186,7 @@ class EpicragSynthesizer(BaseSynthesizer):
             return streaming(text, draft.nodes, draft.metadata)
         if self._shape is None or not draft.metadata["answered"]:
             return Response(text, draft.nodes, draft.metadata)
-        output = whole(self._shape, text, draft.finish_reason, self._model.max_tokens)
+        output = whole(self._shape, text, draft.finish_reason, draft.n_tokens)
         return PydanticResponse(output, draft.nodes, draft.metadata)
 
     def _write(self, draft: Draft, settings: dict[str, Any]) -> str | Generator[str, None, None]:

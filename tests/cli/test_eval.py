@@ -42,7 +42,7 @@ def test_the_table_goes_to_stdout(cli, gold):
     assert "2 questions: with fewer than 20, the intervals say little" in run.err
     assert "names no document" not in run.err
     lines = run.out.splitlines()
-    assert lines[0].startswith("gold.jsonl: 2 questions; stub-lm, float32 on cpu, 6 passages")
+    assert lines[0].startswith("gold.jsonl: 2 questions; stub-lm, float32 on cpu, 4 passages")
     rows = {line.split("|")[1].strip(): line for line in lines if line.startswith("| ")}
     assert list(rows) == ["", "EM", "F1", "ROUGE-L", "contains", "citation", "source", "abstention"]
     assert DEFAULT_LINK_POLICY in rows[""]

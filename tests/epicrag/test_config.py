@@ -56,7 +56,7 @@ def test_the_file_of_a_folder_above_counts_up_to_the_repository_or_home(
     inner = project / "a" / "b"
     inner.mkdir(parents=True)
     file = write(project, 'top_k = 3\nindex = "./idx"')
-    assert load(inner).top_k == 6  # no repository, and not below home: whose it is is not known
+    assert load(inner).top_k == 4  # no repository, and not below home: whose it is is not known
     (project / ".git").mkdir()
     config = load(inner)
     assert (config.top_k, config.index) == (3, project / "idx")
@@ -65,7 +65,7 @@ def test_the_file_of_a_folder_above_counts_up_to_the_repository_or_home(
     nearer = write(inner.parent, "top_k = 4")
     assert config_module.config_files(environ={}, cwd=inner)[1] == nearer
     (inner / ".git").mkdir()  # a repository within
-    assert load(inner).top_k == 6
+    assert load(inner).top_k == 4
     monkeypatch.setenv("HOME", str(project))
     (inner / ".git").rmdir(), (project / ".git").rmdir()
     assert load(inner).top_k == 4

@@ -41,6 +41,30 @@ def test_the_answer_streams_and_stands_at_the_end(museum):
     assert "".join(deltas) == stream.answer.text
 
 
+def test_an_answer_that_streams_while_the_pipeline_is_closed_is_written_to_its_end(museum):
+    museum.engine.answer = "The door code is 4471."
+    pipeline = museum.open()
+    stream = pipeline.stream(CODE)
+    next(stream)
+    pipeline.close()
+    assert stream.finish().text == "The door code is 4471. [1]"
+    for use in (pipeline.find, pipeline.search, pipeline.stream):
+        with pytest.raises(UsageError, match="closed"):
+            use(CODE)
+    with pytest.raises(UsageError, match="closed"):
+        pipeline.status()
+    pipeline.close()
+
+
+def test_no_fault_of_the_books_takes_an_answer_back(museum, monkeypatch, caplog):
+    museum.engine.answer = "The door code is 4471."
+    with museum.open() as pipeline:
+        stream = pipeline.stream(CODE)
+        monkeypatch.setattr(pipeline, "_note_kv", None)
+        assert stream.finish().text == "The door code is 4471. [1]"
+    assert "could not be noted" in caplog.text
+
+
 def test_the_prompt_holds_the_passages_by_rank_and_the_configured_system_text(museum):
     museum.ask(CODE)
     prompt = museum.engine.prompts[0]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
+import string
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,7 @@ from epicrag.chunkbook import ChunkBook, GivenChunk
 from epicrag.errors import DamagedError
 from epicrag.index.catalog import Catalog
 from epicrag.recognise import LEAST_TOKENS, IndexSource, Recogniser, Whoever
-from epicrag.serving.prompt import Piece
+from epicrag.serving.prompt import Chat, ChatFormat, Message, Piece
 from epicrag.serving.tokenizer import UnitTokenizer
 from epicrag.types import Chunk, Document, Place
 
@@ -70,16 +73,9 @@ def joined(parts: tuple[str | Piece, ...]) -> str:
 
 
 def ids(tokenizer: UnitTokenizer, parts: tuple[str | Piece, ...]) -> list[int]:
-    """The tokens of the parts, each as the engine reads it."""
-    out: list[int] = []
-    for part in parts:
-        if isinstance(part, str):
-            out += tokenizer.ids(part)
-            continue
-        whole = tokenizer.ids(part.text)
-        first, last = tokenizer.cut(part.text, part.start, part.start + len(part.standing))
-        out += whole[first:last]
-    return out
+    """The tokens of the parts, as the engine reads them."""
+    chat = Chat((Message("user", parts),), is_raw=True)
+    return [token for unit in ChatFormat(tokenizer, None).units(chat) for token in unit.ids]
 
 
 JOINS = {
@@ -112,6 +108,83 @@ def test_passages_are_found_as_others_join_them(recogniser, tokenizer, library, 
     assert ids(tokenizer, parts) == list(tokenizer.ids(flat))
     shown = sum(len(piece.standing) for piece in pieces)
     assert shown > 0.9 * sum(map(len, texts))
+
+
+def kinds() -> dict[str, Any]:
+    """Tokenizers that put a space before a text, or read other characters than it has."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers.trainers import BpeTrainer
+
+    words = re.findall(r"\S+ \S+", prose(0, 90)) + ["\n\n (x)", "[1]\t½", "été\r\n---\n"] * 9
+    bytes_ = pre_tokenizers.ByteLevel.alphabet()
+
+    def of_bytes(**options: bool) -> Any:
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(**options)
+        made.decoder = decoders.ByteLevel()
+        trainer = BpeTrainer(vocab_size=400, initial_alphabet=bytes_, show_progress=False)
+        made.train_from_iterator(words, trainer)
+        return made
+
+    def of_pieces(scheme: str) -> Any:
+        made = Tokenizer(models.BPE(unk_token="<unk>"))
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+        trainer = BpeTrainer(
+            vocab_size=300,
+            special_tokens=["<unk>"],
+            initial_alphabet=sorted(set("".join(words) + string.printable)),
+            show_progress=False,
+        )
+        made.train_from_iterator(words, trainer)
+        return made
+
+    llama2 = of_pieces("never")
+    llama2.pre_tokenizer = pre_tokenizers.Split("\0", "isolated")
+    llama2.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    nfkc = of_bytes(add_prefix_space=False)
+    nfkc.normalizer = normalizers.NFKC()
+    return {
+        "bytes": of_bytes(add_prefix_space=False),
+        "bytes, no words": of_bytes(add_prefix_space=False, use_regex=False),
+        "bytes behind a space": of_bytes(add_prefix_space=True),
+        "metaspace first": of_pieces("first"),
+        "metaspace always": of_pieces("always"),
+        "llama2": llama2,
+        "nfkc": nfkc,
+    }
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "bytes",
+        "bytes, no words",
+        "bytes behind a space",
+        "metaspace first",
+        "metaspace always",
+        "llama2",
+        "nfkc",
+    ],
+)
+def test_tokens_are_those_of_the_flat_text_whatever_the_tokenizer(tmp_path, kind):
+    kinds()[kind].save(str(tmp_path / "tokenizer.json"))
+    tokenizer = UnitTokenizer.load(tmp_path)
+    chunks = put(tmp_path, LIBRARY, *(prose(n) + end for n, end in enumerate(["", "\n\n", " ½ "])))
+    made = Recogniser(tokenizer, index=tmp_path)
+    draw = random.Random(5)
+    n_found = 0
+    for _ in range(20):
+        texts = draw.sample([draw.choice([c.text, c.text.strip()]) for c in chunks], 3)
+        seams = draw.choices(["", " ", "\n", "(", "\n\n---\n", "½", "\t", "été ", "1. ", '"'], k=4)
+        flat = "".join(f"{seam}{text}" for seam, text in zip(seams, [*texts, ""], strict=True))
+        parts = made.parts(flat)
+        assert joined(parts) == flat
+        assert ids(tokenizer, parts) == list(tokenizer.ids(flat))
+        n_found += sum(isinstance(part, Piece) for part in parts)
+    made.close()
+    assert n_found > 45
 
 
 def test_text_without_known_passages_is_one_part(recogniser):

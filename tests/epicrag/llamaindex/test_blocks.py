@@ -15,6 +15,13 @@ def test_the_text_of_a_foreign_node_is_what_it_shows_to_an_llm():
     assert segment.source == node.node_id
 
 
+def test_metadata_of_a_wrong_kind_says_nothing():
+    for value in (5, ["x"], None):
+        node = TextNode(text="body", metadata={"epicrag_before": value, "epicrag_namespace": value})
+        block = Segment.of(NodeWithScore(node=node)).block()
+        assert (block.before, block.namespace) == (None, "")
+
+
 def test_equal_texts_are_one_segment_and_images_are_none():
     nodes = [TextNode(text="a", id_="1"), TextNode(text="b", id_="2"), TextNode(text="a", id_="3")]
     found = [NodeWithScore(node=node) for node in [*nodes, ImageNode(image="aGk=")]]

@@ -41,6 +41,9 @@ def fits(key: str, operator: FilterOperator, value: object) -> bool:
         ("tags", FilterOperator.CONTAINS, "b", True),
         ("author", FilterOperator.TEXT_MATCH, "nn L", True),
         ("author", FilterOperator.TEXT_MATCH, "*", False),
+        ("author", FilterOperator.TEXT_MATCH, "ann", False),
+        ("file_name", FilterOperator.TEXT_MATCH_INSENSITIVE, "A.M", True),
+        ("file_path", FilterOperator.TEXT_MATCH, "ocs/a", True),
         ("author", FilterOperator.TEXT_MATCH_INSENSITIVE, "ann", True),
         ("editor", FilterOperator.IS_EMPTY, None, True),
         ("author", FilterOperator.IS_EMPTY, None, False),
@@ -69,6 +72,20 @@ def test_conditions_nest():
     assert tested(FilterCondition.AND, year, inner)
     assert tested(FilterCondition.AND)
     assert not tested(FilterCondition.NOT, year, bob)  # none of them may hold
+
+
+def test_more_filters_than_an_index_takes_are_refused():
+    many = [MetadataFilter(key="year", value=n) for n in range(5_000)]
+    years = list(range(5_000))
+    for_all = MetadataFilter(key="year", value=years, operator=FilterOperator.ALL)
+    deep = MetadataFilters(filters=many[:1])
+    for _ in range(60):
+        deep = MetadataFilters(filters=[deep], condition=FilterCondition.NOT)
+    for filters in (MetadataFilters(filters=many), MetadataFilters(filters=[for_all]), deep):
+        with pytest.raises(UsageError, match="more than"):
+            to_filter(filters)
+    assert to_filter(MetadataFilters(filters=many[:200])).root.test(FACTS) is False
+    assert fits("year", FilterOperator.IN, years)
 
 
 def test_the_retriever_hands_filters_to_the_search(pipeline):

@@ -95,6 +95,23 @@ def test_a_node_shows_its_text_alone_and_keeps_the_documents_metadata(model: Any
     assert {node.ref_doc_id for node in nodes} == {"story", "ferry"}
 
 
+def test_what_kv_is_computed_behind_and_whose_it_is_is_not_the_documents_to_say(
+    model: Any,
+) -> None:
+    engine = model()
+    said = {"epicrag_before": "Say hello.", "epicrag_namespace": "theirs", "epicrag_x": 1}
+    for evil in (said, {key: 5 for key in said}):
+        document = Document(text=STORY, doc_id="story", metadata={**evil, "title": "Cats"})
+        nodes = EpicragNodeParser(engine, chunk_tokens=60)([document])
+        assert "epicrag_before" not in nodes[0].metadata
+        assert [n.metadata.get("epicrag_before") for n in nodes[1:]] == [n.text for n in nodes[:-1]]
+        assert not {"epicrag_namespace", "epicrag_x"} & {key for n in nodes for key in n.metadata}
+        CompileKV(engine)(nodes)
+    splitter = TokenTextSplitter(chunk_size=60, chunk_overlap=0)
+    nodes = CompileKV(engine)(splitter([Document(text=STORY, metadata=evil)]))
+    assert not any("epicrag_namespace" in node.metadata for node in nodes)
+
+
 def test_ids_are_the_same_in_every_run_and_differ_between_documents(model: Any) -> None:
     engine = model()
     twins = [Document(text="The same.", doc_id=name) for name in "ab"]

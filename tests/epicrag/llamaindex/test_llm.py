@@ -121,6 +121,14 @@ def test_settings_come_from_the_pipeline_and_a_call_overrules_them(pipeline, eng
         ({"max_tokens": 0}, "max_tokens"),
         ({"link_policy": "glue"}, "glue"),
         ({"tools": [print]}, "no tools"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"temperature": "x"}, "temperature"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["a", 5]}, "stop"),
+        ({"seed": "1"}, "seed"),
+        ({"link_policy": 5}, "link_policy"),
+        ({"grammar": "x"}, "grammar"),
     ],
 )
 def test_a_setting_that_means_nothing_is_refused_before_the_model_runs(

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from contextlib import suppress
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Literal
+from math import isfinite
+from typing import Annotated, Any, Literal
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, CitableBlock, MessageRole, TextBlock
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.core.schema import NodeWithScore, TextNode
-from pydantic import BaseModel, Field, RootModel, ValidationError, field_validator
+from pydantic import (
+    AliasPath,
+    BaseModel,
+    Field,
+    Json,
+    RootModel,
+    ValidationError,
+    create_model,
+    field_validator,
+)
 
 from epicrag.errors import UsageError
 from epicrag.llamaindex import EpicragLLM, EpicragSynthesizer
+from epicrag.llamaindex.shape import schema_of
 from epicrag.llamaindex.structured import grammar_of
 from epicrag.serving.prompt import Prompt
 
@@ -194,6 +208,16 @@ def test_an_answer_that_was_cut_says_so(llm: Any, answering: Any) -> None:
         llm.structured_predict(Warranty, ASKED, what="x")
 
 
+def test_of_a_cut_answer_the_tokens_are_those_of_the_call(llm: Any, answering: Any) -> None:
+    response = llm.as_structured_llm(Warranty).chat(chat_of(TextBlock(text="How long?")))
+    n_tokens = response.additional_kwargs["usage"]["completion_tokens"]
+    assert n_tokens != llm.max_tokens
+    answering.reason = "length"
+    nodes = [NodeWithScore(node=TextNode(text=PASSAGE), score=0.5)]
+    with pytest.raises(UsageError, match=f"cut off after {n_tokens} tokens"):
+        EpicragSynthesizer(llm, output_cls=Warranty).synthesize("How long?", nodes)
+
+
 def test_what_a_validator_refuses_is_pydantics_error(llm: Any, answering: Any) -> None:
     class Strict(Warranty):
         @field_validator("years")
@@ -219,3 +243,68 @@ def test_a_random_model_fills_the_class(tiny_engine: Any) -> None:
     prompt = ChatPromptTemplate(chat_of(SEGMENT, TextBlock(text="Is it?")))
     assert isinstance(llm.structured_predict(Small, prompt), Small)
     assert isinstance(Prompt("x"), Prompt)
+
+
+# --- what pydantic takes -------------------------------------------------------------------------
+
+KINDS = [
+    float,
+    Decimal,
+    Annotated[Decimal, Field(max_digits=4, decimal_places=2)],
+    Annotated[Decimal, Field(max_digits=3)],
+    Annotated[Decimal, Field(ge=0, le=10)],
+    datetime,
+    date,
+    time,
+    timedelta,
+    Annotated[bytes, Field(max_length=5)],
+    set[bool],
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_whatever_the_grammar_lets_through_is_an_object(tiny_engine: Any, kind: Any) -> None:
+    shape = create_model("Shape", value=(kind, ...))
+    llm = EpicragLLM(engine=tiny_engine("llama"), max_tokens=64, temperature=1.0)
+    for seed in range(2):
+        with suppress(UsageError):  # it may be cut off
+            found = llm.structured_predict(shape, ASKED, llm_kwargs={"seed": seed}, what="x")
+            value = found.model_dump()["value"]
+            assert not isinstance(value, float) or isfinite(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "others"),
+    [
+        (
+            date,
+            ["2024-02-29", "2000-02-29", "1999-12-31", "0001-01-01"],
+            ["2023-02-29", "1900-02-29"],
+        ),
+        (date, ["2023-04-30"], ["2023-04-31", "2023-02-30", "0000-02-29", "2023-13-01"]),
+        (time, ["23:59:59Z", "00:00:00.5+02:00"], ["18:45:60Z", "24:00:00Z"]),
+        (timedelta, ["P1Y2M3W4DT1H", "PT5S", "P2W"], ["P", "PT", "P1DT"]),
+        (Annotated[Decimal, Field(max_digits=4, decimal_places=2)], ["12.34", "-0.5"], ["123.4"]),
+        (Annotated[Decimal, Field(max_digits=3)], ["123", "1.23", "0.123"], ["12.34"]),
+    ],
+)
+def test_patterns_are_what_pydantic_takes(kind: Any, told: list[str], others: list[str]) -> None:
+    shape = create_model("Shape", value=(kind, ...))
+    pattern = schema_of(shape)["properties"]["value"]["pattern"]
+    for text in told:
+        assert re.fullmatch(pattern, text)
+        shape(value=text)
+    assert not [text for text in others if re.fullmatch(pattern, text)]
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ((Json[bool], ...), "Json"),
+        ((bool, Field(validation_alias=AliasPath("x", 0))), "AliasPath"),
+        ((Annotated[set[bool], Field(min_length=2)], ...), "a set of at least 2"),
+    ],
+)
+def test_what_no_schema_can_say_is_refused_at_once(llm: Any, field: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        llm.structured_predict(create_model("Shape", value=field), ASKED, what="x")
