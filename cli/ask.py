@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from epicrag.cli import look
-from epicrag.cli.common import Common, CompileMode, Quantize
+from epicrag.cli.common import (
+    Common,
+    CompileMode,
+    LinkPolicy,
+    MaxTokens,
+    Quantize,
+    Seed,
+    ShowTiming,
+    Strict,
+    Temperature,
+    TopK,
+)
 from epicrag.cli.output import Output, line_of
 from epicrag.cli.reach import Face, NoServer, is_beside, reach
 from epicrag.passages import remember
@@ -22,35 +33,22 @@ if TYPE_CHECKING:
 def ask(
     common: Common,
     question: Annotated[str, typer.Argument(help="The question, or - to read it from stdin.")],
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", "-k", min=1, help="Passages to put before the model.")
-    ] = None,
-    link_policy: Annotated[
-        str | None, typer.Option("--link-policy", help="full, prefix, none, legolink(16), damp …")
-    ] = None,
+    top_k: TopK = None,
+    link_policy: LinkPolicy = None,
     compile_mode: CompileMode = None,
     quantize: Quantize = None,
     show_chunks: Annotated[
         bool, typer.Option("--show-chunks", help="Print the passages, as the model reads them.")
     ] = False,
-    show_timing: Annotated[
-        bool,
-        typer.Option("--show-timing", help="Print the receipt: what was reused, and the time."),
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 4 if the documents do not answer it.")
-    ] = False,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="0 is greedy.")
-    ] = 0.0,
+    show_timing: ShowTiming = False,
+    strict: Strict = False,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Nucleus sampling; 1 is off.")] = 1.0,
     top_k_tokens: Annotated[
         int, typer.Option("--top-k-tokens", min=0, help="Sample among so many tokens; 0 is off.")
     ] = 0,
-    seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
+    seed: Seed = None,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End the answer here; may be repeated.")
     ] = None,

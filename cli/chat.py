@@ -10,7 +10,16 @@ from typing import Annotated
 import typer
 
 from epicrag.cli import look
-from epicrag.cli.common import Common
+from epicrag.cli.common import (
+    Common,
+    LinkPolicy,
+    MaxTokens,
+    Seed,
+    ShowTiming,
+    Strict,
+    Temperature,
+    TopK,
+)
 from epicrag.cli.output import Output, count, line_of
 from epicrag.cli.reach import Face, NoServer, reach
 from epicrag.cli.talk import Manner, Talk
@@ -48,26 +57,13 @@ def chat(
             "--condense", help="Follow-up questions, for the search: auto, words, model or off."
         ),
     ] = None,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", "-k", min=1, help="Passages to put before the model.")
-    ] = None,
-    link_policy: Annotated[
-        str | None, typer.Option("--link-policy", help="full, prefix, none, legolink(16), damp …")
-    ] = None,
-    show_timing: Annotated[
-        bool,
-        typer.Option("--show-timing", help="Print the receipt: what was reused, and the time."),
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 4 if the documents do not answer it.")
-    ] = False,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="0 is greedy.")
-    ] = 0.0,
-    seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
+    top_k: TopK = None,
+    link_policy: LinkPolicy = None,
+    show_timing: ShowTiming = False,
+    strict: Strict = False,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.0,
+    seed: Seed = None,
     min_score: look.MinScore = None,
     filter: look.Filter = None,
     mode: look.Mode = None,

@@ -28,6 +28,22 @@ Quantize = Annotated[
     str | None, typer.Option("--quantize", help="none, or int8: fewer bits, faster on a CPU.")
 ]
 """Both decide what KV is computed."""
+LinkPolicy = Annotated[
+    str | None, typer.Option("--link-policy", help="full, prefix, none, legolink(16), damp …")
+]
+TopK = Annotated[
+    int | None, typer.Option("--top-k", "-k", min=1, help="Passages to put before the model.")
+]
+ShowTiming = Annotated[
+    bool, typer.Option("--show-timing", help="Print the receipt: what was reused, and the time.")
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit 4 if the documents do not answer it.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")
+]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")]
+"""What an answer is made from, and how."""
 
 
 def path(text: str) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from epicrag.cli.common import Common, CompileMode, Quantize, path
+from epicrag.cli.common import Common, CompileMode, LinkPolicy, Quantize, path
 from epicrag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ def serve(
             help="Tokens at each chunk's start that are computed again: legolink(N).",
         ),
     ] = None,
-    link_policy: Annotated[
-        str | None, typer.Option("--link-policy", help="full, prefix, none, legolink(16), damp …")
-    ] = None,
+    link_policy: LinkPolicy = None,
     compile_mode: CompileMode = None,
     quantize: Quantize = None,
     no_index: Annotated[
