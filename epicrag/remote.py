@@ -60,6 +60,7 @@ _PORTS = {"http": 80, "https": 443}
 LINE_BYTES = 32 << 20
 WHOLE_BYTES = 64 << 20
 """What a line of a reply, or a reply in one piece, may take: many times what a thousand passages do."""
+_END_BYTES = 1 << 16
 _NO_REPLY = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading a reply raises that was written by something else."""
 
@@ -466,6 +467,7 @@ class RemoteStream:
             "dropped_turns": int(line.get("dropped_turns") or 0),
         }
         self._answer = answer
+        self._call.drain()
         self.close()
 
     def _gone(self) -> NoReturn:
@@ -509,6 +511,11 @@ class _Call:
 
     def close(self) -> None:
         self._connection.close()
+
+    def drain(self) -> None:
+        """Read the end of a reply that has said all: who hangs up before it counts as one that left."""
+        with suppress(OSError, http.client.HTTPException, ValueError):
+            self._reply.read(_END_BYTES)
 
     def whole(self) -> dict[str, Any]:
         """The reply as one object."""

@@ -6,9 +6,11 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -27,7 +29,12 @@ class WordCounter:
         return len(self.ends(text))
 
     def ids(self, text: str) -> tuple[int, ...]:
-        return tuple(range(self.count(text)))
+        return tuple(token for token, _ in self.tokens(text))
+
+    def tokens(self, text: str, *, behind: bool = False) -> Sequence[tuple[int, int]]:
+        ends = self.ends(text)
+        words = (text[low:high] for low, high in pairwise([0, *ends]))
+        return [(crc32(word.encode()), end) for word, end in zip(words, ends, strict=True)]
 
     def ends(self, text: str) -> Sequence[int]:
         ends = [found.end() for found in re.finditer(r"\S+\s*|^\s+", text)]

@@ -46,7 +46,7 @@ def test_without_any_source_every_value_is_the_default(project: Path):
     assert set(config.origins.values()) == {"default"}
     assert config.index == config.home / "indexes" / "default"
     assert (config.model, config.embed_model) == ("smollm2-135m", "all-minilm-l6-v2")
-    assert (config.chunk_tokens, config.top_k, config.max_tokens) == (512, 6, 256)
+    assert (config.chunk_tokens, config.top_k, config.max_tokens) == (512, 4, 256)
     assert (config.kv_memory, config.kv_disk, config.offline) == (2 * 1024**3, None, False)
 
 
