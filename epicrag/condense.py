@@ -152,6 +152,8 @@ def along(
     question: str, turns: Sequence[Turn], way: str = "auto", rewriter: Rewriter | None = None
 ) -> Condensed:
     """`condense` for a conversation as messages: each question of it is condensed in its turn."""
+    if way == "off" or not leans_on(question):
+        return Condensed(question)  # the questions before it are not needed
     from epicrag.sessions import Exchange
 
     said: list[Exchange] = []

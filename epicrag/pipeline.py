@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from epicrag.serving.policies import Policy
     from epicrag.serving.prompt import Chat, Piece, Prompt, Turn
     from epicrag.serving.sample import Sampling
+    from epicrag.sessions import Exchange
     from epicrag.uses import Uses
 
 __all__ = [
@@ -309,10 +310,6 @@ class Pipeline:
         from epicrag.serving.tokenizer import UnitTokenizer
 
         return UnitTokenizer.load(self._model_path(self.config.model))
-
-    def recognise(self, text: str) -> tuple[str | Piece, ...]:
-        """A text in parts, the passages of this index in it as pieces; joined, the parts are the text."""
-        return self.recogniser.parts(text)
 
     @property
     def _compile_mode(self) -> str:
@@ -662,9 +659,12 @@ class Pipeline:
         """What to search for when a question comes in a conversation."""
         from epicrag.condense import along, model_rewriter
 
-        way = self.config.condense
-        rewriter = model_rewriter(self.engine) if way == "model" else None
-        return along(question, history, way, rewriter).query
+        def rewrite(question: str, turns: Sequence[Exchange]) -> str:
+            return model_rewriter(self.engine)(
+                question, turns
+            )  # loaded where one is to be rewritten
+
+        return along(question, history, self.config.condense, rewrite).query
 
     def foretell_kv(
         self,

@@ -50,8 +50,8 @@ class ChunkCache:
 
     What the pool evicts goes to host memory, as far as `host_budget` bytes allow. Every chunk goes through the
     store's dtype, also when it was compiled this instant, so that an answer does not depend on whether its chunks
-    were warm. Chunks of a namespace are stored in `other_store`, apart from the index. In 8 bits it is the same bytes and scales in every tier; what opens a prompt, and what cannot be
-    rounded, stays in `wide_dtype`.
+    were warm. Chunks of a namespace are stored in `other_store`, apart from the index. In 8 bits it is the same
+    bytes and scales in every tier; what opens a prompt, and what cannot be rounded, stays in `wide_dtype`.
     """
 
     def __init__(

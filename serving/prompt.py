@@ -78,11 +78,6 @@ class Message:
     role: Role
     parts: tuple[str | Piece, ...]
 
-    def without_pieces(self) -> Message:
-        """The same text, all of it plain."""
-        parts = (part if isinstance(part, str) else part.standing for part in self.parts)
-        return Message(self.role, ("".join(parts),))
-
 
 @dataclass(frozen=True, slots=True)
 class Chat:
