@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from epicrag.kernels import cpu, native, reference
+from epicrag.kernels.choice import Choice, choices
 from epicrag.kernels.rounding import Rounded, round_rows, span_keys, span_values, widen_rows
 from epicrag.kernels.tables import LayerKind, Layers, Rotary, Rows, Span
 
@@ -22,7 +23,7 @@ __all__ = [
     "Rows",
     "Span",
     "angles",
-    "choice",
+    "choices",
     "prepare",
     "rotate",
     "round_rows",
@@ -36,14 +37,6 @@ __all__ = [
 angles = reference.angles
 rotate = reference.rotate
 turn = reference.turn
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Which back end runs an operation, and why."""
-
-    name: str
-    why: str
 
 
 NARROW_QUERIES = 16
@@ -75,17 +68,6 @@ class Prepared:
             rows = self.rows[index]
             self._wide[index] = cpu.prepare(rows.positions, rows.spans, self.kind, self.dtype)
         return self._wide[index]
-
-
-def choice(device: torch.device) -> Choice:
-    """Return the back end of `segment_attention` on a device."""
-    if device.type != "cpu":
-        return Choice("reference", f"plain torch: no kernel of our own for {device.type} yet")
-    blocked = "torch's blocked attention per span, merged by log-sum-exp, no key copied"
-    lacking = native.why_not()
-    if lacking:
-        return Choice("cpu", f"{blocked}; for few queries as well: {lacking}")
-    return Choice("cpu", f"compiled kernel for few queries; for many, {blocked}")
 
 
 def prepare(rows: Sequence[Rows], kind: LayerKind, dtype: torch.dtype) -> Prepared:
