@@ -10,7 +10,7 @@ import platform
 from functools import cache
 
 from epicrag.kernels.native_steps import append, gated, rms_norm, rope
-from epicrag.kernels.native_table import Table, attend, prepare_native
+from epicrag.kernels.native_table import Table, attend, attend_many, prepare_native
 from epicrag.kernels.native_weights import KINDS, NARROW, Packed, linear, pack, unpack
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Table",
     "append",
     "attend",
+    "attend_many",
     "gated",
     "linear",
     "pack",

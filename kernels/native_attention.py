@@ -260,8 +260,11 @@ def _plan(address, thread, threads):
     weights = numba.carray(wholes(header[Header.WEIGHTS_AT]), (header[Header.ITEMS] + 1,))
     positions = numba.carray(wholes(header[Header.POSITIONS_AT]), (header[Header.QUERIES],))
     met = numba.carray(octets(header[Header.MET_AT]), (header[Header.SLOTS],))
+    reach = numba.carray(wholes(header[Header.REACH_AT]), (header[Header.QUERIES] + 1,))
     for slot in range(header[Header.SLOTS]):
         met[slot] = 0
+    for t in range(header[Header.QUERIES] + 1):
+        reach[t] = 0
     window = header[Header.WINDOW]
     piece, item, n_slots = 0, 0, 0
     weights[0] = 0
@@ -290,6 +293,7 @@ def _plan(address, thread, threads):
                     if end <= begin:
                         continue
                     rows += end - begin
+                    reach[t + 1] += end - begin
                     met[slots[t, 0] + p - first] = 1
                     while holed and begin < end and holes[offset + begin]:
                         begin += 1
@@ -302,6 +306,8 @@ def _plan(address, thread, threads):
                     item += 1
     header[Header.PIECES], header[Header.ITEMS] = piece, item
     header[Header.MEETINGS] = weights[item]
+    for t in range(header[Header.QUERIES]):
+        reach[t + 1] += reach[t]
     header[Header.BLIND] = -1
     for t in range(header[Header.QUERIES]):
         if slots[t, 2] == 0:

@@ -56,8 +56,9 @@ class Header(IntEnum):
     WEIGHTS_AT = 20
     POSITIONS_AT = 21
     MET_AT = 22
-    MEETINGS = 23
-    BLIND = 24
+    REACH_AT = 23
+    MEETINGS = 24
+    BLIND = 25
 
 
 N_HEADER = len(Header)
@@ -127,6 +128,7 @@ def prepare_native(rows: Sequence[Rows], kind: LayerKind) -> Table:
         n_items + 1,
         n_queries,
         n_slots // 8 + 1,
+        n_queries + 1,
     )
     arena = np.empty(N_HEADER + sum(sizes), np.int64)
     base = arena.ctypes.data
@@ -213,6 +215,43 @@ def attend(
     or bfloat16, Dk and Dv multiples of 8; `rounded`: the layer's rows in 8 bits. Returns (T, H, Dv) float32, written to `out` where given. A query's result
     is the same in any batch, to the bit. Safe to call from several threads. ValueError on what does not fit.
     """
+    out, kind, given = _given(queries, keys, values, table, scale, out, rounded)
+    heads, value_dim = out.shape[1:]
+    run, _, attention, merge, _ = _compiled()
+    partial = queries.new_empty(table.n_slots * heads * (value_dim + 2))
+    numbers = (*given[:17], partial.data_ptr(), *given[18:])
+    work = table.n_met * heads * (queries.shape[2] + value_dim)
+    run(attention(kind), numbers, work, merge(), table.n_slots * heads * value_dim)
+    return out
+
+
+def attend_many(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Table,
+    scale: float,
+    out: Tensor | None = None,
+    *,
+    rounded: Rounded | None = None,
+) -> Tensor:
+    """The same by tiles of queries, which pays where a request has many; its sums are in another order."""
+    out, kind, given = _given(queries, keys, values, table, scale, out, rounded)
+    run, tiles = _compiled()[0], _compiled()[4]
+    run(tiles(kind), given, table.n_met * out.shape[1] * (queries.shape[2] + out.shape[2]))
+    return out
+
+
+def _given(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Table,
+    scale: float,
+    out: Tensor | None,
+    rounded: Rounded | None,
+) -> tuple[Tensor, str, tuple[int, ...]]:
+    """The output, the kind of pool, and the numbers of the kernels, without an address for partial results."""
     n, heads, dim = queries.shape
     groups, n_pool, value_dim = values.shape
     q_pitch, q_head, q_step = queries.stride()
@@ -239,8 +278,6 @@ def attend(
             f"queries {tuple(queries.shape)} {queries.dtype}, keys {tuple(keys.shape)} {keys.dtype} and values "
             f"{tuple(values.shape)} {values.dtype} do not fit a table of {table.n_queries} queries over {table.n_rows} rows"
         )
-    run, _, attention, merge = _compiled()
-    partial = queries.new_empty(table.n_slots * heads * (value_dim + 2))
     given = (
         table.header,
         queries.data_ptr(),
@@ -259,13 +296,11 @@ def attend(
         float_bits(scale),
         table.softcap,
         out.data_ptr(),
-        partial.data_ptr(),
+        0,
         n_pool,
         *(_rounded_numbers(rounded, groups, dim, value_dim) if rounded is not None else ()),
     )
-    work, joins = table.n_met * heads * (dim + value_dim), table.n_slots * heads * value_dim
-    run(attention(kind), given, work, merge(), joins)
-    return out
+    return out, kind, given
 
 
 def _rounded_numbers(rounded: Rounded, groups: int, dim: int, value_dim: int) -> tuple[int, ...]:
@@ -306,7 +341,7 @@ def float_bits(number: float) -> int:
 
 @cache
 def _compiled() -> tuple[Callable[..., Any], ...]:
-    from epicrag.kernels import native_attention, native_jit
+    from epicrag.kernels import native_attention, native_jit, native_tiles
 
-    compiled = native_attention
-    return native_jit.run, compiled.plan, compiled.attention, compiled.merge
+    few = native_attention
+    return native_jit.run, few.plan, few.attention, few.merge, native_tiles.attention
