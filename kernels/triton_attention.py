@@ -121,7 +121,9 @@ def scored(
     """Products of queries (M, D) with rows `row + i` of the keys: (M, N) float32."""
     da = tl.arange(0, DA)
     at = (row + i).to(tl.int64)
-    scale = tl.load(scales + at, mask=inside, other=0.0) if EIGHT else 1.0
+    scale = i.to(tl.float32)
+    if EIGHT:
+        scale = tl.load(scales + at, mask=inside, other=0.0)
     a = tl.load(
         keys + at[None, :] * keys_row + da[:, None],
         mask=inside[None, :] & (da < DK)[:, None],

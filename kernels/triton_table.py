@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -221,7 +221,7 @@ class _Host:
         numbers = np.empty(0, np.int32) if both is None else both.cpu().numpy().astype(np.int32)
         self.positions = numbers[:end]
         cuts = list(accumulate(lengths))
-        self._given = [numbers[low:high] for low, high in zip(cuts, cuts[1:], strict=False)]
+        self._given = [numbers[low:high] for low, high in pairwise(cuts)]
         self._next = 0
         self.explicit: list[np.ndarray] = []
         self.n_explicit = 0
@@ -363,7 +363,7 @@ def _table(
     cuts = list(accumulate((array.size for array in arrays), initial=0))
     parts = [
         whole[begin:end].view(array.shape) if array.size else whole[-1:]
-        for array, begin, end in zip(arrays, cuts, cuts[1:], strict=False)
+        for array, (begin, end) in zip(arrays, pairwise(cuts), strict=True)
     ]
     launches = tuple(
         Launch(cut, parts[3 + 2 * i], parts[4 + 2 * i] if blocks else whole[:0], n_slots)
