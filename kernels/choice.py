@@ -94,9 +94,9 @@ def choices(device: torch.device) -> dict[str, Choice]:
         }
     blocked = "torch's blocked attention per span, merged by log-sum-exp, no key copied"
     lacking = native.why_not()
-    attention = Choice("compiled and torch", f"compiled for few queries; for many, {blocked}")
+    attention = Choice("compiled", "few queries one by one, many in tiles, no key copied")
     if lacking:
-        attention = Choice("torch", f"{blocked}; for few queries as well: {lacking}")
+        attention = Choice("torch", f"{blocked}: {lacking}")
     same = Choice("torch", "one pass over memory already, with nothing to fuse on a CPU")
     return {name: attention if name == "segment_attention" else same for name in names}
 

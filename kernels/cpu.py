@@ -142,6 +142,10 @@ def _calls_of(
     if n_hidden:
         hidden = torch.zeros(1, length)
         hidden[0, span.holes] = float("-inf")
+    if hidden is None and turn < 0 and length == n_queries and not some:
+        is_same = torch.equal(span.positions(positions.device), positions)
+        if is_same and (window is None or last - first < window):
+            return [_Call(index, span.start, 0, length, turn, 0, n_queries, causal=True)]
     calls = []
     low, high = max(some, whole), min(gone, out)
     if low < high:
@@ -151,19 +155,23 @@ def _calls_of(
         if begin >= end:
             continue
         key_positions = span.positions(positions.device)
-        same = turn < 0 and length == n_queries == end - begin
-        same = same and torch.equal(key_positions, positions)
-        if same and hidden is None and (window is None or last - first < window):
-            calls.append(_Call(index, span.start, 0, length, turn, 0, n_queries, causal=True))
-            continue
         for block in range(begin, end, _MASK_BLOCK):
             upto = min(block + _MASK_BLOCK, end)
-            seen = visible(positions[block:upto], key_positions, window)
+            skip = 0
+            if window is None:
+                # Rows that all of the block see need no mask: it would grow with queries times rows.
+                skip = int(torch.searchsorted(key_positions, positions[block], right=True))
+                if skip:
+                    start = None if hidden is None else hidden[:, :skip]
+                    if start is None or not torch.isneginf(start).all():
+                        calls.append(_Call(index, span.start, 0, skip, turn, block, upto, mask=start))
+            seen = visible(positions[block:upto], key_positions[skip:], window)
             columns = seen.any(0).nonzero().flatten()
             if not len(columns):
                 continue
             lo, hi = int(columns[0]), int(columns[-1]) + 1
             mask = torch.zeros(upto - block, hi - lo).masked_fill_(~seen[:, lo:hi], float("-inf"))
+            lo, hi = lo + skip, hi + skip
             if hidden is not None:
                 mask += hidden[:, lo:hi]
             blind = torch.isneginf(mask).all(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ turn = reference.turn
 
 
 NARROW_QUERIES = 16
-"""Queries of one request up to which the compiled kernel is used: see benchmarks/bench_kernels_cpu.py."""
+"""Queries of one request up to which the compiled kernel takes them one by one, and not in tiles."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,10 @@ class Prepared:
     back_end: str
     n_narrow: int = 0
     """How many requests, from the first, have few queries."""
+    is_compiled: bool = False
+    """Whether the compiled kernels may be used."""
     _table: native.Table | None = None
+    _tiles: native.Table | None = None
     _wide: dict[int, cpu.Prepared] = field(default_factory=dict)
 
     def table(self) -> native.Table:
@@ -61,6 +64,14 @@ class Prepared:
         if self._table is None:
             self._table = native.prepare_native(self.rows[: self.n_narrow], self.kind)
         return self._table
+
+    def tiles(self) -> native.Table:
+        """The compiled kernel's work in tiles: all other requests."""
+        if self._tiles is None:
+            base = self.rows[self.n_narrow].low
+            rest = [replace(r, low=r.low - base, high=r.high - base) for r in self.rows[self.n_narrow :]]
+            self._tiles = native.prepare_native(rest, self.kind)
+        return self._tiles
 
     def wide(self, index: int) -> cpu.Prepared:
         """The blocked kernel's calls for one request."""
@@ -73,17 +84,18 @@ class Prepared:
 def prepare(rows: Sequence[Rows], kind: LayerKind, dtype: torch.dtype) -> Prepared:
     """Say once per forward pass what `segment_attention` is about in every layer of a kind.
 
-    `dtype`: what rotations are worked out in. Requests of at most NARROW_QUERIES queries that stand first in the
-    batch are served by one call of the compiled kernel, where it runs.
+    `dtype`: what rotations are worked out in. Where the compiled kernels run, one call of them serves the requests
+    of at most NARROW_QUERIES queries that stand first in the batch, and another all others.
     """
     back_end = "reference"
-    n_narrow = 0
+    n_narrow, is_compiled = 0, False
     if rows and rows[0].positions.device.type == "cpu":
         back_end = "cpu"
-        if dtype == torch.float32 and native.why_not() is None:
+        is_compiled = dtype == torch.float32 and native.why_not() is None
+        if is_compiled:
             while n_narrow < len(rows) and _is_narrow(rows[n_narrow]):
                 n_narrow += 1
-    return Prepared(tuple(rows), kind, dtype, back_end, n_narrow)
+    return Prepared(tuple(rows), kind, dtype, back_end, n_narrow, is_compiled)
 
 
 def _is_narrow(rows: Rows) -> bool:
@@ -106,16 +118,23 @@ def segment_attention(
     """
     if queries.shape[1] % keys.shape[0] or queries.shape[2] != keys.shape[2]:
         raise ValueError(f"queries {tuple(queries.shape)} do not fit keys {tuple(keys.shape)}")
-    n_narrow = prepared.n_narrow if _fits_native(keys, values) else 0
+    is_compiled = prepared.is_compiled and _fits_native(keys, values)
+    n_narrow = prepared.n_narrow if is_compiled else 0
     rows = prepared.rows
     if n_narrow == len(rows):
         return _narrow(queries, keys, values, prepared, scale, rounded)
+    if is_compiled and not n_narrow:
+        return _tiled(queries, keys, values, prepared, scale, rounded)
     if len(rows) == 1:
         return _wide(0, queries, keys, values, prepared, scale, rounded)
     out = queries.new_empty((*queries.shape[:2], values.shape[2]))
     if n_narrow:
         high = rows[n_narrow - 1].high
         out[:high] = _narrow(queries[:high], keys, values, prepared, scale, rounded)
+    if is_compiled:
+        low = rows[n_narrow].low
+        out[low:] = _tiled(queries[low:], keys, values, prepared, scale, rounded)
+        return out
     for index in range(n_narrow, len(rows)):
         own = slice(rows[index].low, rows[index].high)
         out[own] = _wide(index, queries[own], keys, values, prepared, scale, rounded)
@@ -138,6 +157,19 @@ def _narrow(
     """Requests of few queries, all together."""
     out = native.attend(queries.float(), keys, values, prepared.table(), scale, rounded=rounded)
     return out.to(queries.dtype)
+
+
+def _tiled(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prepared: Prepared,
+    scale: float,
+    rounded: Rounded | None,
+) -> Tensor:
+    """All requests of many queries."""
+    given = queries.float(), keys, values, prepared.tiles(), scale
+    return native.attend_many(*given, rounded=rounded).to(queries.dtype)
 
 
 def _wide(
