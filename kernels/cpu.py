@@ -164,7 +164,9 @@ def _calls_of(
                 if skip:
                     start = None if hidden is None else hidden[:, :skip]
                     if start is None or not torch.isneginf(start).all():
-                        calls.append(_Call(index, span.start, 0, skip, turn, block, upto, mask=start))
+                        calls.append(
+                            _Call(index, span.start, 0, skip, turn, block, upto, mask=start)
+                        )
             seen = visible(positions[block:upto], key_positions[skip:], window)
             columns = seen.any(0).nonzero().flatten()
             if not len(columns):

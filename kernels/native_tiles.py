@@ -234,9 +234,7 @@ def _lay_out(context, rows, dim, panel):
 
         with loop(b, I64(0), dim, I64(LANES)) as (d, _):
             offset = b.shl(d, I64(2))
-            r = [
-                load(b, b.add(b.add(rows, b.mul(pitch, I64(i))), offset)) for i in range(LANES)
-            ]
+            r = [load(b, b.add(b.add(rows, b.mul(pitch, I64(i))), offset)) for i in range(LANES)]
             low, high = [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]
             t = [shuffle(r[i], r[i + 1], order) for i in (0, 2, 4, 6) for order in (low, high)]
             low, high = [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]
@@ -336,7 +334,9 @@ def _attention(tag, size):
                     for row in range(n_tiles * _ROWS):
                         at = query_at + row // _ROWS * _ROWS * dim + row % _ROWS
                         if row < rows:
-                            q = (low + row // repeat) * q_pitch + (group * repeat + row % repeat) * q_head
+                            q = (low + row // repeat) * q_pitch + (
+                                group * repeat + row % repeat
+                            ) * q_head
                             for d in range(dim):
                                 scratch[at + d * _ROWS] = queries[q + d] * scale
                         else:
@@ -371,7 +371,9 @@ def _attention(tag, size):
                             if last <= first:
                                 continue
                             for t in range(low, high):
-                                begin_t, end_t = _seen(spans, s, offset, length, positions[t], window)
+                                begin_t, end_t = _seen(
+                                    spans, s, offset, length, positions[t], window
+                                )
                                 begin_t, end_t = before[begin_t], before[max(begin_t, end_t)]
                                 for row in range((t - low) * repeat, (t - low + 1) * repeat):
                                     lows[row], highs[row] = begin_t, end_t
@@ -379,10 +381,20 @@ def _attention(tag, size):
                             rounded = row >= n_pool
                             if rounded:
                                 row -= n_pool
-                                key, pitch_k = keys_8 + group * k_group_8 + row * k_pitch_8, k_pitch_8
-                                value, pitch_v = values_8 + group * v_group_8 + row * v_pitch_8, v_pitch_8
-                                k_scale = numba.carray(floats(k_scales + (group * ks_group + row) * 4), (length,))
-                                v_scale = numba.carray(floats(v_scales + (group * vs_group + row) * 4), (length,))
+                                key, pitch_k = (
+                                    keys_8 + group * k_group_8 + row * k_pitch_8,
+                                    k_pitch_8,
+                                )
+                                value, pitch_v = (
+                                    values_8 + group * v_group_8 + row * v_pitch_8,
+                                    v_pitch_8,
+                                )
+                                k_scale = numba.carray(
+                                    floats(k_scales + (group * ks_group + row) * 4), (length,)
+                                )
+                                v_scale = numba.carray(
+                                    floats(v_scales + (group * vs_group + row) * 4), (length,)
+                                )
                             else:
                                 key, pitch_k = keys + group * k_group + row * k_pitch, k_pitch
                                 value, pitch_v = values + group * v_group + row * v_pitch, v_pitch
@@ -391,25 +403,47 @@ def _attention(tag, size):
                                     if j < first:
                                         continue
                                     at = stage + (j - c) * dim * 4
-                                    line = scratch[stage_at + (j - c) * dim : stage_at + (j - c + 1) * dim]
+                                    line = scratch[
+                                        stage_at + (j - c) * dim : stage_at + (j - c + 1) * dim
+                                    ]
                                     if rounded:
                                         _widened(_EIGHT, key + kept[j] * pitch_k, dim, at)
                                         _scaled(at, dim, k_scale[kept[j]])
                                     else:
                                         _widened(tag, key + kept[j] * pitch_k, dim, at)
                                     if change >= 0:
-                                        _widened(tag, keys + group * k_group + change * k_pitch, dim, base + 4 * change_at)
+                                        _widened(
+                                            tag,
+                                            keys + group * k_group + change * k_pitch,
+                                            dim,
+                                            base + 4 * change_at,
+                                        )
                                         if rotary:
-                                            local = spans[s, LOCAL] + offset + kept[j] - header[Header.LOCAL_LOW]
+                                            local = (
+                                                spans[s, LOCAL]
+                                                + offset
+                                                + kept[j]
+                                                - header[Header.LOCAL_LOW]
+                                            )
                                             cos = header[Header.LOCAL_AT] + local * local_pitch
-                                            _turn(base + 4 * change_at, changed, rotary, start, interleaved, cos, cos + 4 * half)
+                                            _turn(
+                                                base + 4 * change_at,
+                                                changed,
+                                                rotary,
+                                                start,
+                                                interleaved,
+                                                cos,
+                                                cos + 4 * half,
+                                            )
                                         for d in range(dim):
                                             line[d] += changed[d]
                                     if turn >= 0:
                                         place = turn * half * 4
                                         _turn(at, line, rotary, start, interleaved, header[Header.COS_AT] + place,
                                               header[Header.SIN_AT] + place)  # fmt: skip
-                                _lay_out(stage, dim, panel + (c // _WIDE * _WIDE * dim + c % _WIDE) * 4)
+                                _lay_out(
+                                    stage, dim, panel + (c // _WIDE * _WIDE * dim + c % _WIDE) * 4
+                                )
                             if rounded or size != 4 or change >= 0 or holed:
                                 to = base + 4 * value_at
                                 for j in range(first, last):
@@ -422,7 +456,9 @@ def _attention(tag, size):
                                     if change >= 0:
                                         more = values + group * v_group + change * v_pitch
                                         for d in range(value_dim):
-                                            scratch[value_at + j * value_dim + d] += _wide(tag, more, d)
+                                            scratch[value_at + j * value_dim + d] += _wide(
+                                                tag, more, d
+                                            )
                                 value, pitch_v = to, value_dim * 4
                             for tile in range(0, n_tiles, _TOGETHER):
                                 upto = min(tile + _TOGETHER, n_tiles)
@@ -445,7 +481,9 @@ def _attention(tag, size):
                                     here = scores + i * _PITCH + begin_c * 4
                                     s_at = scores_at + i * (PIECE + _WIDE)
                                     if softcap > 0 or bias != 0:
-                                        _adjust(here, end_c - begin_c, np.float32(0.0), softcap, bias)
+                                        _adjust(
+                                            here, end_c - begin_c, np.float32(0.0), softcap, bias
+                                        )
                                     low_x, high_x = max(lows[x], begin_c), min(highs[x], end_c)
                                     for c in range(begin_c, min(low_x, end_c)):
                                         scratch[s_at + c] = nothing
@@ -457,7 +495,9 @@ def _attention(tag, size):
                                     if top > known:
                                         factor = np.float32(math.exp(known - top))
                                     base_x = top if top > nothing else np.float32(0.0)
-                                    masses[x] = masses[x] * factor + _powers(here, end_c - begin_c, base_x)
+                                    masses[x] = masses[x] * factor + _powers(
+                                        here, end_c - begin_c, base_x
+                                    )
                                     tops[x] = top
                                     scratch[factor_at + i] = factor
                                 v = value + left * pitch_v
@@ -468,12 +508,30 @@ def _attention(tag, size):
                                         f = factors + (x - tile) * _ROWS * 4
                                         o = sums + (x * _ROWS * value_dim + d) * 4
                                         if value_dim - d >= 16:
-                                            _mix_2(w, v + d * 4, pitch_v, right - left, f, o, value_dim * 4)
+                                            _mix_2(
+                                                w,
+                                                v + d * 4,
+                                                pitch_v,
+                                                right - left,
+                                                f,
+                                                o,
+                                                value_dim * 4,
+                                            )
                                         else:
-                                            _mix_1(w, v + d * 4, pitch_v, right - left, f, o, value_dim * 4)
+                                            _mix_1(
+                                                w,
+                                                v + d * 4,
+                                                pitch_v,
+                                                right - left,
+                                                f,
+                                                o,
+                                                value_dim * 4,
+                                            )
                                     d += 16
                     for row in range(rows):
-                        o = ((low + row // repeat) * heads + group * repeat + row % repeat) * value_dim
+                        o = (
+                            (low + row // repeat) * heads + group * repeat + row % repeat
+                        ) * value_dim
                         share = np.float32(1.0) / masses[row]
                         for d in range(value_dim):
                             out[o + d] = scratch[sums_at + row * value_dim + d] * share

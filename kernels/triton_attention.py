@@ -7,6 +7,7 @@ a request that is dealt out to several programs is merged by its log-sum-exp (Fl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -15,10 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from epicrag.kernels.rounding import Rounded
-from epicrag.kernels.tables import LayerKind
-from epicrag.kernels.triton_table import Table, Tile
+from epicrag.kernels.tables import LayerKind, Rotary
+from epicrag.kernels.triton_aot import Specimen
+from epicrag.kernels.triton_table import Table, Tile, tile
 
 LOG2E = tl.constexpr(1.4426950408889634)
+PRECISION = tl.constexpr("tf32x3")
 LN2 = tl.constexpr(0.6931471805599453)
 
 
@@ -34,6 +37,8 @@ def paired(d, START: tl.constexpr, DIM: tl.constexpr, INTERLEAVED: tl.constexpr)
         second = r >= DIM // 2
         pair = tl.where(second, r - DIM // 2, r)
         partner = tl.where(second, d - DIM // 2, d + DIM // 2)
+        if DIM % 16 == 0 and START % 8 == 0:
+            partner = tl.max_contiguous(tl.multiple_of(partner, 8), 8)
     return (r >= 0) & (r < DIM), pair, partner, tl.where(second, 1.0, -1.0)
 
 
@@ -140,7 +145,7 @@ def scored(
     if WIDEN:
         a = a.to(tl.float32)
         queries_a = queries_a.to(tl.float32)
-    scores = tl.dot(queries_a, a, input_precision="ieee")
+    scores = tl.dot(queries_a, a, input_precision=PRECISION)
     if DB > 0:
         db = DA + tl.arange(0, DB)
         b = tl.load(
@@ -169,7 +174,7 @@ def scored(
         if WIDEN:
             b = b.to(tl.float32)
             queries_b = queries_b.to(tl.float32)
-        scores = tl.dot(queries_b, b, scores, input_precision="ieee")
+        scores = tl.dot(queries_b, b, scores, input_precision=PRECISION)
     if EIGHT and not CHANGED:
         scores = scores * scale[None, :]
     return scores
@@ -327,7 +332,7 @@ def _tiles(
             if WIDEN:
                 v = v.to(tl.float32)
                 weights = weights.to(tl.float32)
-            acc = tl.dot(weights, v, acc * shrink[:, None], input_precision="ieee")
+            acc = tl.dot(weights, v, acc * shrink[:, None], input_precision=PRECISION)
     return acc, top, total
 
 
@@ -431,6 +436,8 @@ def attend_kernel(
         change = tl.load(piece + 5).to(tl.int64)
         local = tl.load(piece + 6)
         bias = tl.load(piece + 7).to(tl.float32, bitcast=True)
+        # Nothing, but Triton cannot know: it would keep what is read of the queries in registers all along.
+        at_anew = at_query + tl.minimum(turn, 0)
         # Rows behind the last query are not gone through, nor those before the first one's window.
         begin = 0
         end = length
@@ -441,13 +448,13 @@ def attend_kernel(
         elif first > most:
             end = 0
         a = turned_queries(
-            queries, at_query, ok, da, turn, cos, sin, DK, START, DIM, INTERLEAVED
+            queries, at_anew, ok, da, turn, cos, sin, DK, START, DIM, INTERLEAVED
         ).to(keys.dtype.element_ty)
         b = a
         if DB > 0:
             b = turned_queries(
                 queries,
-                at_query,
+                at_anew,
                 ok,
                 DA + tl.arange(0, DB),
                 turn,
@@ -790,3 +797,117 @@ def _eight(rounded: Rounded | None, keys: Tensor) -> _Eight:
 def _dense(x: Tensor) -> Tensor:
     """The same with neighbouring entries side by side, as the kernels read them."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+class Geometry(NamedTuple):
+    """Heads as real models have them."""
+
+    name: str
+    repeat: int
+    dim: int
+    value_dim: int
+    rotary_dim: int
+    start: int = 0
+    interleaved: bool = False
+    window: int | None = None
+    softcap: float | None = None
+
+    @property
+    def kind(self) -> LayerKind:
+        rotary = Rotary(
+            torch.ones(self.rotary_dim // 2), self.rotary_dim, self.interleaved, self.start
+        )
+        return LayerKind(rotary, self.window, self.softcap)
+
+
+GEOMETRIES = (
+    Geometry("64", 4, 64, 64, 64),
+    Geometry("128", 4, 128, 128, 128),
+    Geometry("96", 1, 96, 96, 96),
+    Geometry("256 softcap window", 2, 256, 256, 256, window=4096, softcap=50.0),
+    Geometry("80 partial", 1, 80, 80, 32),
+    Geometry("128 partial interleaved", 16, 128, 128, 64, interleaved=True),
+    Geometry("192 expanded latent", 1, 192, 128, 64, 128, True),
+    Geometry("576 latent", 16, 576, 512, 64, 512, True),
+)
+
+
+def specimens() -> Iterator[Specimen]:
+    """What is launched on real models: every geometry in both forms, and the commonest in all its variants."""
+    for geometry in GEOMETRIES:
+        for form in ("decode", "block"):
+            yield specimen(geometry, form)
+    for geometry in GEOMETRIES[:2]:
+        for form in ("decode", "block"):
+            yield specimen(geometry, form, rounded=True)
+            yield specimen(geometry, form, changed=True)
+            yield specimen(geometry, form, "fp32")
+    yield specimen(GEOMETRIES[1], "block", rounded=True, changed=True)
+    yield specimen(GEOMETRIES[1], "block", "fp16")
+    yield specimen(GEOMETRIES[1], "block", values=False)
+    for geometry in (GEOMETRIES[1], GEOMETRIES[7]):
+        yield _merge_specimen(geometry)
+
+
+_SHORT = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+def specimen(
+    geometry: Geometry,
+    form: str,
+    dtype: str = "bf16",
+    *,
+    rounded: bool = False,
+    changed: bool = False,
+    values: bool = True,
+) -> Specimen:
+    """The attention kernel as `attend` launches it."""
+    g, own = geometry, f"*{dtype}"
+    cut = tile(form, g.repeat, g.dim, g.value_dim, _SHORT[dtype], rounded, changed)
+    value_dim = g.value_dim if values else 0
+    constexprs = constants(cut, g.kind, g.dim, value_dim, g.repeat, rounded, changed)
+    constexprs["WIDEN"] = False
+    types = dict.fromkeys(("queries", "out", "keys", "values"), own)
+    types |= dict.fromkeys(("keys8", "values8"), "*i8" if rounded else own)
+    types |= dict.fromkeys(("key_scales", "value_scales"), "*fp32" if rounded else own)
+    types |= dict.fromkeys(("sums", "partial", "partial_sums"), "*fp32")
+    types |= dict.fromkeys(("cos", "sin", "local_cos", "local_sin"), "*fp32")
+    types |= dict.fromkeys(("items", "pieces", "positions", "explicit"), "*i32")
+    types |= dict.fromkeys(("scale", "softcap"), "fp32")
+    types |= dict.fromkeys(constexprs, "constexpr")
+    signature = {name: types.get(name, "i32") for name in attend_kernel.arg_names}
+    kinds = [
+        dtype,
+        "8 bits" if rounded else "",
+        "change" if changed else "",
+        "" if values else "sums",
+    ]
+    name = f"attend {form}, heads of {g.name}, {', '.join(kind for kind in kinds if kind)}"
+    # Tables are parts of one copy: where each begins is a multiple of its numbers, not of 16 bytes.
+    loose = {"items", "pieces", "positions", "explicit"}
+    wide = {
+        n
+        for n, kind in signature.items()
+        if (kind.startswith("*") and n not in loose) or n.endswith(("_row", "_group", "_head"))
+    }
+    return Specimen(
+        name, attend_kernel, signature, constexprs, cut.warps, cut.stages, frozenset(wide)
+    )
+
+
+def _merge_specimen(geometry: Geometry) -> Specimen:
+    g = geometry
+    cut = tile("decode", g.repeat, g.dim, g.value_dim, 2)
+    constexprs = {
+        "REPEAT": g.repeat,
+        "HEADS": cut.heads,
+        "PARTS": cut.parts,
+        "DV": g.value_dim,
+        "BLOCK_V": cut.dim_v,
+        "BLOCK_M": cut.block_m,
+        "VALUES": True,
+    }
+    types = {"out": "*bf16", "sums": "*fp32", "partial": "*fp32", "partial_sums": "*fp32"}
+    types |= {"blocks": "*i32", "out_row": "i32"} | dict.fromkeys(constexprs, "constexpr")
+    signature = {name: types[name] for name in merge_kernel.arg_names}
+    return Specimen(f"merge, heads of {g.name}", merge_kernel, signature, constexprs, 4, 3)

@@ -40,9 +40,7 @@ def attend(queries, keys, values, rows, kind=KIND, scale=0.2, rounded=None):
     guarded = torch.full((n + 1, heads, value_dim), torch.nan)
     guarded[n] = 7.0
     table = native.prepare_native(rows, kind)
-    got = native.attend_many(
-        queries, keys, values, table, scale, out=guarded[:n], rounded=rounded
-    )
+    got = native.attend_many(queries, keys, values, table, scale, out=guarded[:n], rounded=rounded)
     assert (guarded[n] == 7.0).all() and got.isfinite().all()
     return got
 
@@ -247,7 +245,11 @@ def test_strided_queries_are_read_where_they_lie():
 def test_what_does_not_fit_is_an_error():
     keys, values = torch.randn(2, ROWS, 64), torch.randn(2, ROWS, 64)
     table = native.prepare_native(flat([long_prompt()]), KIND)
-    for queries in (torch.randn(40, 3, 64), torch.randn(39, 4, 64), torch.randn(40, 4, 64).double()):
+    for queries in (
+        torch.randn(40, 3, 64),
+        torch.randn(39, 4, 64),
+        torch.randn(40, 4, 64).double(),
+    ):
         with pytest.raises(ValueError, match="do not fit"):
             native.attend_many(queries, keys, values, table, 0.2)
 
