@@ -1,4 +1,4 @@
-"""Segment attention on the CPU without touching a key: torch's blocked kernel per span, merged by log-sum-exp.
+"""Segment attention where nothing is compiled: torch's blocked CPU kernel per span, merged by log-sum-exp.
 
 Each span is read where it lies in the pool (a strided view, nothing is gathered), the queries are
 counter-rotated once per distinct offset, and the partial results are merged as they come. What each query

@@ -102,7 +102,7 @@ def append(
     pool_values[:, rows] = values
 
 
-NARROW_QUERIES = 16
+NARROW_QUERIES = 4
 """Queries of one request up to which the compiled kernel takes them one by one, and not in tiles."""
 
 
