@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from epicrag.kernels.rounding import Rounded
-from epicrag.kernels.tables import LayerKind, Rows
+from epicrag.kernels.tables import LayerKind, Rotary, Rows
 from epicrag.kernels.triton_attention import (
     LOG2E,
     attend,
@@ -36,6 +37,9 @@ from epicrag.kernels.triton_table import (
     prepare_table,
 )
 
+if TYPE_CHECKING:
+    from epicrag.kernels.triton_aot import Specimen
+
 # The columns of a task: what one program does for some heads. PIECE: number of the piece; BEGIN: its first row in it;
 # COLUMN: where the sums go; LOW, HIGH: the queries that see any of it.
 PIECE, BEGIN, COLUMN, LOW, HIGH = range(5)
@@ -46,15 +50,16 @@ def column_tile(n_queries: int, repeat: int, dim: int, itemsize: int) -> Tile:
     """Choose how to cut column sums. A power of two of heads is taken together, so that rows fold into heads."""
     dim_a = 1 << (max(dim, 16).bit_length() - 1)
     dim_b = 0 if dim <= dim_a else max(16, _power(dim - dim_a))
-    wide = dim_a + dim_b
-    block_m = 16 if n_queries * _power(repeat) <= 16 else 64
-    block_n = 64
-    while block_n > 16 and block_n * wide * itemsize > 32 * 1024:
-        block_n //= 2
-    if wide * itemsize > 512:
-        block_m = min(block_m, 32)
+    row = (dim_a + dim_b) * itemsize  # bytes
+    block_m = 64 if row <= 256 else 32 if row <= 512 else 16
+    if n_queries * _power(repeat) <= 16:
+        block_m = 16
+    # What is kept of the keys from one query to the next lies in registers, wider types and in two parts the more.
+    weight = row * itemsize * (2 if dim_b else 1)
+    block_n = 64 if weight <= 512 else 32 if weight <= 1024 else 16
     heads = min(_power(repeat), block_m)
-    return Tile(block_m, block_n, heads, -(-repeat // heads), dim_a, dim_b, 0, 4, 2)
+    warps = 8 if block_m > 16 else 4
+    return Tile(block_m, block_n, heads, -(-repeat // heads), dim_a, dim_b, 0, warps, 2)
 
 
 def _power(n: int) -> int:
@@ -97,7 +102,7 @@ def prepare_columns(
         heads=heads,
         groups=groups,
         dim=dim,
-        value_dim=0,
+        value_dim=dim,  # not read: so the tiles are those of attention
         itemsize=itemsize,
         n_own=n_own,
         device=device,
@@ -492,9 +497,7 @@ def column_sums(
             scale,
             kind.window or 0,
             kind.softcap or 1.0,
-            **constants(
-                cut, kind, queries.shape[2], heads // groups, table.rounded, table.changed
-            ),
+            **constants(cut, kind, queries.shape[2], heads // groups, table.rounded, table.changed),
             WIDEN=triton.knobs.runtime.interpret,
             num_warps=cut.warps,
             num_stages=cut.stages,
@@ -528,3 +531,112 @@ def constants(
 def _dense(x: Tensor) -> Tensor:
     """The same with neighbouring entries side by side, as the kernels read them."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+_LIKE = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def specimens() -> Iterator[Specimen]:
+    """What is launched on real models: by head size and type, then each thing that a model or a pool may bring."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for dim in (64, 96, 128, 256):
+            yield from _specimens("plain", _kind(dim), dim, dtype)
+    half = torch.bfloat16
+    yield from _specimens("one-query", _kind(256), 256, half, n_queries=1)
+    yield from _specimens("one-head", _kind(128), 128, half, repeat=1)
+    yield from _specimens("one-query", _kind(128), 128, half, n_queries=1)
+    yield from _specimens("partial", _kind(32, start=64), 96, half)
+    yield from _specimens("pairs", _kind(64, interleaved=True, start=512), 576, half, repeat=16)
+    yield from _specimens("window", _kind(256, window=4096, softcap=50.0), 256, half)
+    yield from _specimens("rounded", _kind(128), 128, half, rounded=True)
+    yield from _specimens("changed", _kind(128), 128, half, changed=True)
+    for dtype in (half, torch.float32):
+        for dim in (96, 128, 256):
+            kind = _kind(dim, window=4096, softcap=50.0)
+            yield from _specimens("all", kind, dim, dtype, rounded=True, changed=True)
+            yield from _specimens(
+                "all-one-query", kind, dim, dtype, n_queries=1, rounded=True, changed=True
+            )
+
+
+def _kind(
+    dim: int,
+    *,
+    start: int = 0,
+    interleaved: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> LayerKind:
+    return LayerKind(Rotary(torch.empty(0), dim, interleaved, start), window, softcap)
+
+
+def _specimens(
+    name: str,
+    kind: LayerKind,
+    dim: int,
+    dtype: torch.dtype,
+    *,
+    n_queries: int = 64,
+    repeat: int = 4,
+    rounded: bool = False,
+    changed: bool = False,
+) -> Iterator[Specimen]:
+    """Both passes of one variant."""
+    from epicrag.kernels.triton_aot import Specimen
+
+    types = {
+        "queries": "*" + _LIKE[dtype],
+        "keys": "*" + _LIKE[dtype],
+        "logs": "*fp32",
+        "out": "*fp32",
+        "keys8": "*i8" if rounded else "*" + _LIKE[dtype],
+        "key_scales": "*fp32" if rounded else "*" + _LIKE[dtype],
+        "tasks": "*i32",
+        "pieces": "*i32",
+        "positions": "*i32",
+        "explicit": "*i32",
+        "cos": "*fp32",
+        "sin": "*fp32",
+        "local_cos": "*fp32",
+        "local_sin": "*fp32",
+        "scale": "fp32",
+        "softcap": "fp32",
+        "keys_group": "i64",
+    }
+    cut = column_tile(n_queries, repeat, dim, dtype.itemsize)
+    constexprs = constants(cut, kind, dim, repeat, rounded, changed) | {"WIDEN": False}
+    names = columns_kernel.arg_names
+    signature = {x: "constexpr" if x in constexprs else types.get(x, "i32") for x in names}
+    yield Specimen(
+        f"columns-{name}-{dim}-{_LIKE[dtype]}",
+        columns_kernel,
+        signature,
+        constexprs,
+        cut.warps,
+        cut.stages,
+        _ALIGNED,
+    )
+
+
+_ALIGNED = frozenset(
+    [
+        "queries",
+        "logs",
+        "out",
+        "keys",
+        "keys8",
+        "key_scales",
+        "tasks",
+        "pieces",
+        "cos",
+        "sin",
+        "local_cos",
+        "local_sin",
+        "queries_row",
+        "queries_head",
+        "keys_group",
+        "keys_row",
+        "keys8_group",
+        "keys8_row",
+    ]
+)
