@@ -12,12 +12,14 @@ from torch import Tensor
 from epicrag.kernels import cpu, native, reference, select
 from epicrag.kernels.choice import BackEnd, Choice, back_end, choices
 from epicrag.kernels.rounding import Rounded, round_rows, span_keys, span_values, widen_rows
-from epicrag.kernels.tables import LayerKind, Layers, Rotary, Rows, Span
+from epicrag.kernels.tables import LayerKind, Layers, Rotary, Rows, RowSet, Shifts, Span
 
 if TYPE_CHECKING:
     from epicrag.kernels import triton_select
+    from epicrag.kernels.triton_table import Table
 
 __all__ = [
+    "BackEnd",
     "Choice",
     "Columns",
     "LayerKind",
@@ -25,11 +27,16 @@ __all__ = [
     "Prepared",
     "Rotary",
     "Rounded",
+    "RowSet",
     "Rows",
+    "Shifts",
     "Span",
     "angles",
+    "append",
+    "back_end",
     "choices",
     "column_sums",
+    "move_rows",
     "prepare",
     "prepare_columns",
     "rotate",
@@ -42,8 +49,61 @@ __all__ = [
 ]
 
 angles = reference.angles
-rotate = reference.rotate
 turn = reference.turn
+
+
+def rotate(
+    x: Tensor, delta: Tensor | int | Shifts, rotary: Rotary, out: Tensor | None = None
+) -> Tensor:
+    """Turn keys or queries by `delta` positions: `R(delta) x`, computed in float32 or wider, cast once.
+
+    x: (..., T, D), of any strides; delta: a number, one for each of the T rows or for each segment of them, or a
+    tensor that broadcasts to x's shape without D. `out`: takes the result; it may be x, but no other view of its
+    memory. Returns `out`; x itself where nothing turns and there is no `out`. ValueError where shapes do not fit.
+    """
+    plain = isinstance(delta, int | Shifts) or delta.numel() == 1 or delta.shape == x.shape[-2:-1]
+    if not plain or back_end(x.device) != "triton":
+        return reference.rotate(x, delta, rotary, out)
+    from epicrag.kernels import triton_rows
+
+    return triton_rows.rotate(x if x.stride(-1) == 1 else x.contiguous(), delta, rotary, out)
+
+
+def move_rows(
+    source: Sequence[Tensor], target: Sequence[Tensor], source_rows: RowSet, target_rows: RowSet
+) -> None:
+    """Copy rows of each tensor of `source` to rows of its fellow in `target`, cast to its type.
+
+    Tensors are (L, G, N, D), or (L, G, N) for scales; on each side all have the same L, G and N. Within one tensor
+    the rows that are read and those that are written must not be the same ones; each is written once. ValueError
+    where something does not fit.
+    """
+    if back_end(target[0].device) != "triton":
+        return reference.move_rows(source, target, source_rows, target_rows)
+    from epicrag.kernels import triton_rows
+
+    return triton_rows.move_rows(source, target, source_rows, target_rows)
+
+
+def append(
+    keys: Tensor,
+    values: Tensor,
+    pool_keys: Tensor,
+    pool_values: Tensor,
+    rows: Tensor | slice,
+    chosen: BackEnd | None = None,
+) -> None:
+    """Write the keys (G, T, Dk) and values (G, T, Dv) of new tokens to their rows of one layer of a pool, (G, R, D).
+
+    rows: (T,), or a slice of T neighbours. `chosen`: the pool's back end, for callers that have found it out once for
+    all layers.
+    """
+    if (chosen or back_end(pool_keys.device)) == "triton":
+        from epicrag.kernels import triton_rows
+
+        return triton_rows.append(keys, values, pool_keys, pool_values, rows)
+    pool_keys[:, rows] = keys
+    pool_values[:, rows] = values
 
 
 NARROW_QUERIES = 16
@@ -57,17 +117,39 @@ class Prepared:
     rows: tuple[Rows, ...]
     kind: LayerKind
     dtype: torch.dtype
-    back_end: str
+    back_end: BackEnd
     n_narrow: int = 0
     """How many requests, from the first, have few queries."""
     _table: native.Table | None = None
     _wide: dict[int, cpu.Prepared] = field(default_factory=dict)
+    _triton: dict[tuple[int, ...], Table] = field(default_factory=dict)
 
     def table(self) -> native.Table:
         """The compiled kernel's work: all requests of few queries together."""
         if self._table is None:
             self._table = native.prepare_native(self.rows[: self.n_narrow], self.kind)
         return self._table
+
+    def triton(self, queries: Tensor, keys: Tensor, values: Tensor) -> Table:
+        """The page table for a layer of this shape: queries (T, H, Dk), keys (G, R, Dk), values (G, R, Dv)."""
+        n_own, itemsize = keys.shape[1], keys.dtype.itemsize
+        shape = queries.shape[1], keys.shape[0], keys.shape[2], values.shape[2], itemsize, n_own
+        if shape not in self._triton:
+            from epicrag.kernels.triton_table import prepare_table
+
+            heads, groups, dim, value_dim = shape[:4]
+            self._triton[shape] = prepare_table(
+                self.rows,
+                self.kind,
+                heads=heads,
+                groups=groups,
+                dim=dim,
+                value_dim=value_dim,
+                itemsize=itemsize,
+                n_own=n_own,
+                device=keys.device,
+            )
+        return self._triton[shape]
 
     def wide(self, index: int) -> cpu.Prepared:
         """The blocked kernel's calls for one request."""
@@ -83,14 +165,12 @@ def prepare(rows: Sequence[Rows], kind: LayerKind, dtype: torch.dtype) -> Prepar
     `dtype`: what rotations are worked out in. Requests of at most NARROW_QUERIES queries that stand first in the
     batch are served by one call of the compiled kernel, where it runs.
     """
-    back_end = "reference"
+    chosen = back_end(rows[0].positions.device) if rows else "reference"
     n_narrow = 0
-    if rows and rows[0].positions.device.type == "cpu":
-        back_end = "cpu"
-        if dtype == torch.float32 and native.why_not() is None:
-            while n_narrow < len(rows) and _is_narrow(rows[n_narrow]):
-                n_narrow += 1
-    return Prepared(tuple(rows), kind, dtype, back_end, n_narrow)
+    if chosen == "cpu" and dtype == torch.float32 and native.why_not() is None:
+        while n_narrow < len(rows) and _is_narrow(rows[n_narrow]):
+            n_narrow += 1
+    return Prepared(tuple(rows), kind, dtype, chosen, n_narrow)
 
 
 def _is_narrow(rows: Rows) -> bool:
@@ -113,6 +193,11 @@ def segment_attention(
     """
     if queries.shape[1] % keys.shape[0] or queries.shape[2] != keys.shape[2]:
         raise ValueError(f"queries {tuple(queries.shape)} do not fit keys {tuple(keys.shape)}")
+    if prepared.back_end == "triton":
+        from epicrag.kernels import triton_attention
+
+        given = queries, keys, values, prepared.triton(queries, keys, values), prepared.kind, scale
+        return triton_attention.attend(*given, rounded)[0]
     n_narrow = prepared.n_narrow if _fits_native(keys, values) else 0
     rows = prepared.rows
     if n_narrow == len(rows):
@@ -159,8 +244,8 @@ def _wide(
     """One request."""
     if prepared.back_end == "cpu":
         return cpu.segment_attention(queries, keys, values, prepared.wide(index), scale, rounded)[0]
-    rows, kind = prepared.rows[index], prepared.kind
-    given = queries, rows.positions, keys, values, rows.spans, kind, scale, rounded
+    own, kind = prepared.rows[index], prepared.kind
+    given = queries, own.positions, keys, values, own.spans, kind, scale, rounded
     return reference.segment_attention(*given)[0]
 
 
