@@ -141,9 +141,8 @@ def _ends(
     length, first, at = int(piece[LENGTH]), int(piece[FIRST]), int(piece[AT])
     if at < 0:
         return first + begins, first + np.minimum(begins + size, length) - 1
-    places = np.full(len(begins) * size, NEVER, np.int64)
-    places[:length] = explicit[at : at + length]
-    places = places.reshape(-1, size)
+    places = np.full((len(begins), size), NEVER, np.int64)
+    places.ravel()[:length] = explicit[at : at + length]
     return places.min(1), np.where(places == NEVER, -1, places).max(1)
 
 

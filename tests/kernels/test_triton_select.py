@@ -28,6 +28,7 @@ CHANGES = 4
 def poisoned() -> Iterator[None]:
     """Whatever is allocated empty is full of NaN."""
     torch.use_deterministic_algorithms(True)
+    assert torch.empty(1).isnan()
     try:
         yield
     finally:
