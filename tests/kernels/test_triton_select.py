@@ -265,6 +265,14 @@ def test_a_query_that_sees_nothing_adds_nothing(device):
     assert behind.sum(1).cpu().allclose(torch.ones(4))
 
 
+def test_a_query_in_a_gap_between_the_keys_of_one_program_adds_nothing(device):
+    spans = [ops.Span(0, 2, 0, 10, explicit=torch.tensor([10, 50]))]
+    rows = ops.Rows(0, 3, torch.tensor([10, 30, 50]), spans)
+    queries, keys = torch.randn(3, 4, 16), torch.randn(2, N_OWN, 16)
+    (sums,) = Case(queries, keys, None, rows, kind(16, window=2)).to(device).got()
+    assert sums.cpu().allclose(torch.ones(4, 2))
+
+
 def test_queries_and_keys_need_not_lie_densely(device):
     rows, style = own_tokens(3, 20)
     queries, keys = torch.randn(4, 3, 16).transpose(0, 1), torch.randn(2, 16, N_OWN).mT
