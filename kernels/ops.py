@@ -9,21 +9,27 @@ import torch
 from torch import Tensor
 
 from epicrag.kernels import cpu, native, reference
-from epicrag.kernels.choice import Choice, choices
+from epicrag.kernels.choice import BackEnd, Choice, back_end, choices
 from epicrag.kernels.rounding import Rounded, round_rows, span_keys, span_values, widen_rows
-from epicrag.kernels.tables import LayerKind, Layers, Rotary, Rows, Span
+from epicrag.kernels.tables import LayerKind, Layers, Rotary, Rows, RowSet, Shifts, Span
 
 __all__ = [
+    "BackEnd",
     "Choice",
     "LayerKind",
     "Layers",
     "Prepared",
     "Rotary",
     "Rounded",
+    "RowSet",
     "Rows",
+    "Shifts",
     "Span",
     "angles",
+    "append",
+    "back_end",
     "choices",
+    "move_rows",
     "prepare",
     "rotate",
     "round_rows",
@@ -35,8 +41,61 @@ __all__ = [
 ]
 
 angles = reference.angles
-rotate = reference.rotate
 turn = reference.turn
+
+
+def rotate(
+    x: Tensor, delta: Tensor | int | Shifts, rotary: Rotary, out: Tensor | None = None
+) -> Tensor:
+    """Turn keys or queries by `delta` positions: `R(delta) x`, computed in float32 or wider, cast once.
+
+    x: (..., T, D), of any strides; delta: a number, one for each of the T rows or for each segment of them, or a
+    tensor that broadcasts to x's shape without D. `out`: takes the result; it may be x, but no other view of its
+    memory. Returns `out`; x itself where nothing turns and there is no `out`. ValueError where shapes do not fit.
+    """
+    plain = isinstance(delta, int | Shifts) or delta.numel() == 1 or delta.shape == x.shape[-2:-1]
+    if not plain or back_end(x.device) != "triton":
+        return reference.rotate(x, delta, rotary, out)
+    from epicrag.kernels import triton_rows
+
+    return triton_rows.rotate(x if x.stride(-1) == 1 else x.contiguous(), delta, rotary, out)
+
+
+def move_rows(
+    source: Sequence[Tensor], target: Sequence[Tensor], source_rows: RowSet, target_rows: RowSet
+) -> None:
+    """Copy rows of each tensor of `source` to rows of its fellow in `target`, cast to its type.
+
+    Tensors are (L, G, N, D), or (L, G, N) for scales; on each side all have the same L, G and N. Within one tensor
+    the rows that are read and those that are written must not be the same ones; each is written once. ValueError
+    where something does not fit.
+    """
+    if back_end(target[0].device) != "triton":
+        return reference.move_rows(source, target, source_rows, target_rows)
+    from epicrag.kernels import triton_rows
+
+    return triton_rows.move_rows(source, target, source_rows, target_rows)
+
+
+def append(
+    keys: Tensor,
+    values: Tensor,
+    pool_keys: Tensor,
+    pool_values: Tensor,
+    rows: Tensor | slice,
+    chosen: BackEnd | None = None,
+) -> None:
+    """Write the keys (G, T, Dk) and values (G, T, Dv) of new tokens to their rows of one layer of a pool, (G, R, D).
+
+    rows: (T,), or a slice of T neighbours. `chosen`: the pool's back end, for callers that have found it out once for
+    all layers.
+    """
+    if (chosen or back_end(pool_keys.device)) == "triton":
+        from epicrag.kernels import triton_rows
+
+        return triton_rows.append(keys, values, pool_keys, pool_values, rows)
+    pool_keys[:, rows] = keys
+    pool_values[:, rows] = values
 
 
 NARROW_QUERIES = 16

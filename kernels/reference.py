@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from epicrag.kernels.rounding import Rounded, span_keys, span_values
-from epicrag.kernels.tables import LayerKind, Rotary, Span
+from epicrag.kernels.tables import LayerKind, Rotary, RowSet, Shifts, Span
 
 
 def angles(delta: Tensor | int, rotary: Rotary, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -39,14 +39,71 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, rotary: Rotary) -> Tensor:
     return torch.cat((around[0], moved.to(x.dtype), around[1]), dim=-1)
 
 
-def rotate(x: Tensor, delta: Tensor | int, rotary: Rotary) -> Tensor:
+def rotate(
+    x: Tensor, delta: Tensor | int | Shifts, rotary: Rotary, out: Tensor | None = None
+) -> Tensor:
     """Turn keys or queries by `delta` positions: `R(delta) x`, computed in float32 or wider, cast once.
 
-    x: (..., D); delta: a number, or a tensor that broadcasts to x's shape without D. One constant rotation
-    relocates a whole segment whatever the positions of its rows, since `R(n + delta) = R(delta) R(n)`.
+    x: (..., D); delta: a number, or a tensor that broadcasts to x's shape without D, or one for each segment of
+    x's rows. One constant rotation relocates a whole segment whatever the positions of its rows, since
+    `R(n + delta) = R(delta) R(n)`. `out`: takes the result; it may be x.
     """
+    if isinstance(delta, Shifts):
+        rows = delta.of_rows(x.shape[-2])
+        delta = torch.tensor(delta.deltas, dtype=torch.int64)[rows.long()].to(x.device)
     cos, sin = angles(delta, rotary, torch.promote_types(x.dtype, torch.float32))
-    return turn(x, cos, sin, rotary)
+    turned = turn(x, cos, sin, rotary)
+    return turned if out is None else out.copy_(turned)
+
+
+def move_rows(
+    source: Sequence[Tensor], target: Sequence[Tensor], source_rows: RowSet, target_rows: RowSet
+) -> None:
+    """Copy rows of each tensor (L, G, N, D) or (L, G, N) of `source` to rows of its fellow, cast to its type.
+
+    ValueError where there are not as many rows on both sides.
+    """
+    pieces = list(_pieces(source_rows, source[0].shape[2], target_rows, target[0].shape[2]))
+    for x, y in zip(source, target, strict=True):
+        for from_rows, to_rows in pieces:
+            if isinstance(to_rows, slice):
+                y[:, :, to_rows] = x[:, :, from_rows]  # cast in the one copy
+            else:
+                y[:, :, to_rows] = x[:, :, from_rows].to(y.dtype)
+
+
+Piece = tuple[slice | Tensor, slice | Tensor]
+
+
+def _pieces(source_rows: RowSet, have: int, target_rows: RowSet, room: int) -> Iterator[Piece]:
+    """Rows of one side and of the other as indices, stretches of neighbours where both sides are such."""
+    sides = [
+        rows if rows is not None else [(0, n)]
+        for rows, n in ((source_rows, have), (target_rows, room))
+    ]
+    if any(isinstance(rows, Tensor) for rows in sides):
+        numbers = [_numbers(rows) for rows in sides]
+        if len(numbers[0]) != len(numbers[1]):
+            raise ValueError(f"{len(numbers[0]):,} rows do not go to {len(numbers[1]):,} rows")
+        yield numbers[0], numbers[1]
+        return
+    runs = [[(start, n) for start, n in rows if n] for rows in sides]
+    counts = [sum(n for _, n in side) for side in runs]
+    if counts[0] != counts[1]:
+        raise ValueError(f"{counts[0]:,} rows do not go to {counts[1]:,} rows")
+    while runs[0]:
+        (start, n), (place, room_here) = (side.pop(0) for side in runs)
+        step = min(n, room_here)
+        yield slice(start, start + step), slice(place, place + step)
+        for side, low, length in ((runs[0], start, n), (runs[1], place, room_here)):
+            if length > step:
+                side.insert(0, (low + step, length - step))
+
+
+def _numbers(rows: Tensor | Sequence[tuple[int, int]]) -> Tensor:
+    if isinstance(rows, Tensor):
+        return rows.long()
+    return torch.cat([torch.arange(start, start + n) for start, n in rows])
 
 
 def visible(positions: Tensor, key_positions: Tensor, window: int | None) -> Tensor:

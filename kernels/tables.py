@@ -35,6 +35,28 @@ class LayerKind:
     softcap: float | None = None
 
 
+class Shifts(NamedTuple):
+    """By how many positions each of a prompt's segments is turned, which lie one behind the other in its rows."""
+
+    deltas: Sequence[int]
+    lengths: Sequence[int]
+    """Rows of each segment."""
+
+    def of_rows(self, n: int) -> Tensor:
+        """The segment of each of n rows, (n,) int32. ValueError where the lengths do not add up to n."""
+        if len(self.deltas) != len(self.lengths) or sum(self.lengths) != n:
+            raise ValueError(
+                f"{len(self.deltas)} deltas, and segments of {sum(self.lengths):,} rows in all, "
+                f"do not fit {n:,} rows"
+            )
+        numbers = torch.arange(len(self.lengths), dtype=torch.int32)
+        return numbers.repeat_interleave(torch.tensor(self.lengths, dtype=torch.int64))
+
+
+RowSet = Tensor | Sequence[tuple[int, int]] | None
+"""Some rows: their numbers (n,), or runs of neighbours as (start, length); None: all there are, in order."""
+
+
 class Layers(NamedTuple):
     """The kinds of layers of a model, and the kind of each layer."""
 

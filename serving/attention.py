@@ -134,6 +134,8 @@ class FlatBatch:
     _prepared: dict[int, ops.Prepared] = field(default_factory=dict)
     _turns: dict[tuple[int, int], tuple[Tensor, ...]] = field(default_factory=dict)
     _write: Tensor | slice | None = None
+    _back_end: ops.BackEnd | None = None
+    """The pool's, found out once for all layers."""
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float
@@ -142,8 +144,7 @@ class FlatBatch:
         pool_keys, pool_values = self.pool.keys[layer], self.pool.values[layer]  # (G, R, D)
         kind = self.layers.of_layer[layer]
         rows = self._rows()
-        pool_keys[:, rows] = keys
-        pool_values[:, rows] = values
+        ops.append(keys, values, pool_keys, pool_values, rows, self._back_end)
         for index, request in enumerate(self.requests):
             if request.correction is not None:
                 depth = request.correction.depth[layer]
@@ -156,9 +157,13 @@ class FlatBatch:
         return ops.segment_attention(*given, self.pool.rounded(layer))
 
     def _rows(self) -> Tensor | slice:
-        """Pool rows of all tokens of the batch: a slice where they are neighbours."""
+        """Pool rows of all tokens of the batch: a slice where they are neighbours, but on a GPU, which would wait."""
         if self._write is None:
             rows = torch.cat([request.write for request in self.requests])
+            self._back_end = ops.back_end(self.pool.keys.device)
+            if self._back_end == "triton":
+                self._write = rows
+                return rows
             first, n = int(rows[0]), len(rows)
             neighbours = torch.equal(rows, torch.arange(first, first + n, device=rows.device))
             self._write = slice(first, first + n) if neighbours else rows

@@ -201,11 +201,8 @@ class Pool:
         try:
             blocks, first = self._blocks(entry)
             runs = _used(pages, length, ratio)
-            done = 0
-            for start, n in runs:
-                for block, rows in zip(blocks, entry.tensors(), strict=True):
-                    block[:, :, start : start + n] = rows[:, :, done : done + n]
-                done += n
+            staged = [x.to(self.keys.device, non_blocking=True) for x in entry.tensors()]
+            ops.move_rows(staged, blocks, None, runs)
         except BaseException:
             self.release(pages)
             raise
@@ -230,10 +227,10 @@ class Pool:
         first = 0
         if is_rounded and self._bytes is not None:
             blocks, first = self._bytes, self.n_rows
-        parts = [
-            torch.cat([block[:, :, r.start - first : r.start - first + r.length] for r in runs], 2)
-            for block in blocks
-        ]
+        n = sum(run.length for run in runs)
+        parts = [block.new_empty((*block.shape[:2], n, *block.shape[3:])) for block in blocks]
+        own = [(run.start - first, run.length) for run in runs]
+        ops.move_rows(blocks, parts, own, None)
         return Entry(*parts)
 
     def rounded(self, layer: int) -> ops.Rounded | None:
