@@ -11,7 +11,6 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
 
 import torch
 from timing import COLD, Call
@@ -317,10 +316,11 @@ def column_sums(place: Place, geometry: Geometry, n_cached: int) -> Case:
     assert mask is not None
     ready = [store.side_by_side(i)[0].contiguous() for i in range(len(store))]
 
-    def ours() -> Tensor:
-        i = next(store.turn)
-        given = queries, store.keys[i], rows, store.kind, g.scale
-        return torch.cat(ops.column_sums(*given), 1)
+    columns = ops.prepare_columns(rows, store.kind)
+
+    def ours(columns: ops.Columns) -> Tensor:
+        sums = ops.column_sums(queries, store.keys[next(store.turn)], columns, g.scale)
+        return torch.cat(sums, 1)
 
     def torchs(keys: Tensor) -> Tensor:
         scores = (folded @ keys[0].mT).float() * g.scale  # (G, repeat * S, N)
@@ -334,9 +334,10 @@ def column_sums(place: Place, geometry: Geometry, n_cached: int) -> Case:
         g.name,
         n_bytes,
         2 * g.heads * g.dim * laid.n_pairs,
-        ours,
+        lambda: ours(columns),
         lambda: torchs(ready[next(store.turn)]),
         lambda: torchs(store.side_by_side(next(store.turn))[0]),
+        lambda: ours(ops.prepare_columns(rows, store.kind)),
     )
 
 
@@ -375,25 +376,22 @@ def move(place: Place, geometry: Geometry, way: str) -> Case:
     """A chunk's keys and values in all layers: out of the pool (`gather`), into it (`scatter`), or the first rows of
     several chunks from page to page (`copy on write`)."""
     g, page, n = geometry, LINK, place.chunk
-    n_rows = 4 * n
-    pool = [place.random(g.layers, g.groups, n_rows, g.dim) for _ in range(2)]
-    entry = [place.random(g.layers, g.groups, n, g.dim) for _ in range(2)]
+    n_bytes = 4 * g.layers * g.groups * n * g.dim * place.dtype.itemsize
+    stacks = [
+        tuple(
+            [place.random(g.layers, g.groups, rows, g.dim) for _ in range(2)] for rows in (4 * n, n)
+        )
+        for _ in range(place.copies(n_bytes))
+    ]
     pages = list(range(0, 2 * n, page))
     random.Random(place.seed).shuffle(pages)
-    if way == "copy on write":  # pages of the first half go to the second
-        runs = [(start, page) for start in pages[: n // page]]
-        theirs: Any = [(start + 2 * n, page) for start, _ in runs]
-        source = target = pool
-    elif way == "gather":
-        runs, theirs, source, target = (
-            [(start, page) for start in pages[: n // page]],
-            None,
-            pool,
-            entry,
-        )
-    else:
-        theirs = [(start, page) for start in pages[: n // page]]
-        runs, source, target = None, entry, pool
+    some = [(start, page) for start in pages[: n // page]]
+    elsewhere = [(start + 2 * n, page) for start, _ in some]  # in the other half
+    runs, theirs, of, to = {
+        "gather": (some, None, 0, 1),
+        "scatter": (None, some, 1, 0),
+        "copy on write": (some, elsewhere, 0, 0),
+    }[way]
 
     def numbers(runs: Sequence[tuple[int, int]] | None) -> Tensor | slice:
         if runs is None:
@@ -401,18 +399,19 @@ def move(place: Place, geometry: Geometry, way: str) -> Case:
         every = [row for start, length in runs for row in range(start, start + length)]
         return torch.tensor(every, device=place.device)
 
-    out_of, into = numbers(runs), numbers(theirs)
+    out_of, into, stack = numbers(runs), numbers(theirs), cycle(stacks)
 
     def torchs() -> list[Tensor]:
-        for one, other in zip(source, target, strict=True):
-            other[:, :, into] = one[:, :, out_of]
-        return target
+        one = next(stack)
+        for source, target in zip(one[of], one[to], strict=True):
+            target[:, :, into] = source[:, :, out_of]
+        return one[to]
 
     def ours() -> list[Tensor]:
-        ops.move_rows(source, target, runs, theirs)
-        return target
+        one = next(stack)
+        ops.move_rows(one[of], one[to], runs, theirs)
+        return one[to]
 
-    n_bytes = 4 * g.layers * g.groups * n * g.dim * place.dtype.itemsize
     return Case("move_rows", f"{way}, {n} rows", g.name, n_bytes, 0, ours, torchs)
 
 

@@ -51,9 +51,11 @@ class Ceilings:
     operations_per_s: float
     """Of a large product of matrices in the same type, a multiplication and an addition counted as two."""
 
-    def seconds(self, n_bytes: int, n_operations: int) -> float:
-        """The least time for so much."""
-        return max(n_bytes / self.bytes_per_s, n_operations / self.operations_per_s)
+    def or_better(self, other: Ceilings) -> Ceilings:
+        return Ceilings(
+            max(self.bytes_per_s, other.bytes_per_s),
+            max(self.operations_per_s, other.operations_per_s),
+        )
 
 
 def ceilings(device: str, dtype: torch.dtype, seconds: float, quick: bool = False) -> Ceilings:

@@ -114,9 +114,9 @@ def test_without_a_gpu_the_bench_says_so(monkeypatch: pytest.MonkeyPatch):
         bench_kernels.main()
 
 
-def test_a_copy_counts_what_it_reads_and_what_it_writes():
+def test_shares_are_of_the_better_ceilings():
+    from bench_kernels import shares
     from timing import Ceilings
 
-    limits = Ceilings(bytes_per_s=1e9, operations_per_s=1e12)
-    assert limits.seconds(10**9, 10**9) == 1.0
-    assert limits.seconds(10**6, 10**12) == 1.0
+    limits = Ceilings(1e9, 1e11).or_better(Ceilings(2e9, 1e10))
+    assert shares(10**6, 5 * 10**7, 1.0, limits) == {"copy": "50%", "matrix": "50%"}
