@@ -107,7 +107,6 @@ def main() -> None:
     args = parser.parse_args()
     if args.device != "cpu" and not torch.cuda.is_available():
         raise SystemExit(f"there is no {args.device} here: torch {torch.__version__} finds no GPU")
-    ops.choices(torch.device("cpu"))  # numba tells OpenMP its own number of threads when it starts
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     on_cpu = args.device == "cpu"
