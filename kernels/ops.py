@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from epicrag.kernels import cpu, native, reference
+from epicrag.kernels import cpu, native, reference, select
 from epicrag.kernels.choice import BackEnd, Choice, back_end, choices
 from epicrag.kernels.rounding import Rounded, round_rows, span_keys, span_values, widen_rows
 from epicrag.kernels.tables import LayerKind, Layers, Rotary, Rows, RowSet, Shifts, Span
 
+if TYPE_CHECKING:
+    from epicrag.kernels import triton_select
+    from epicrag.kernels.triton_table import Table
+
 __all__ = [
     "BackEnd",
     "Choice",
+    "Columns",
     "LayerKind",
     "Layers",
     "Prepared",
@@ -29,8 +35,10 @@ __all__ = [
     "append",
     "back_end",
     "choices",
+    "column_sums",
     "move_rows",
     "prepare",
+    "prepare_columns",
     "rotate",
     "round_rows",
     "segment_attention",
@@ -109,17 +117,39 @@ class Prepared:
     rows: tuple[Rows, ...]
     kind: LayerKind
     dtype: torch.dtype
-    back_end: str
+    back_end: BackEnd
     n_narrow: int = 0
     """How many requests, from the first, have few queries."""
     _table: native.Table | None = None
     _wide: dict[int, cpu.Prepared] = field(default_factory=dict)
+    _triton: dict[tuple[int, ...], Table] = field(default_factory=dict)
 
     def table(self) -> native.Table:
         """The compiled kernel's work: all requests of few queries together."""
         if self._table is None:
             self._table = native.prepare_native(self.rows[: self.n_narrow], self.kind)
         return self._table
+
+    def triton(self, queries: Tensor, keys: Tensor, values: Tensor) -> Table:
+        """The page table for a layer of this shape: queries (T, H, Dk), keys (G, R, Dk), values (G, R, Dv)."""
+        n_own, itemsize = keys.shape[1], keys.dtype.itemsize
+        shape = queries.shape[1], keys.shape[0], keys.shape[2], values.shape[2], itemsize, n_own
+        if shape not in self._triton:
+            from epicrag.kernels.triton_table import prepare_table
+
+            heads, groups, dim, value_dim = shape[:4]
+            self._triton[shape] = prepare_table(
+                self.rows,
+                self.kind,
+                heads=heads,
+                groups=groups,
+                dim=dim,
+                value_dim=value_dim,
+                itemsize=itemsize,
+                n_own=n_own,
+                device=keys.device,
+            )
+        return self._triton[shape]
 
     def wide(self, index: int) -> cpu.Prepared:
         """The blocked kernel's calls for one request."""
@@ -135,14 +165,12 @@ def prepare(rows: Sequence[Rows], kind: LayerKind, dtype: torch.dtype) -> Prepar
     `dtype`: what rotations are worked out in. Requests of at most NARROW_QUERIES queries that stand first in the
     batch are served by one call of the compiled kernel, where it runs.
     """
-    back_end = "reference"
+    chosen = back_end(rows[0].positions.device) if rows else "reference"
     n_narrow = 0
-    if rows and rows[0].positions.device.type == "cpu":
-        back_end = "cpu"
-        if dtype == torch.float32 and native.why_not() is None:
-            while n_narrow < len(rows) and _is_narrow(rows[n_narrow]):
-                n_narrow += 1
-    return Prepared(tuple(rows), kind, dtype, back_end, n_narrow)
+    if chosen == "cpu" and dtype == torch.float32 and native.why_not() is None:
+        while n_narrow < len(rows) and _is_narrow(rows[n_narrow]):
+            n_narrow += 1
+    return Prepared(tuple(rows), kind, dtype, chosen, n_narrow)
 
 
 def _is_narrow(rows: Rows) -> bool:
@@ -165,6 +193,11 @@ def segment_attention(
     """
     if queries.shape[1] % keys.shape[0] or queries.shape[2] != keys.shape[2]:
         raise ValueError(f"queries {tuple(queries.shape)} do not fit keys {tuple(keys.shape)}")
+    if prepared.back_end == "triton":
+        from epicrag.kernels import triton_attention
+
+        given = queries, keys, values, prepared.triton(queries, keys, values), prepared.kind, scale
+        return triton_attention.attend(*given, rounded)[0]
     n_narrow = prepared.n_narrow if _fits_native(keys, values) else 0
     rows = prepared.rows
     if n_narrow == len(rows):
@@ -211,6 +244,62 @@ def _wide(
     """One request."""
     if prepared.back_end == "cpu":
         return cpu.segment_attention(queries, keys, values, prepared.wide(index), scale, rounded)[0]
-    rows, kind = prepared.rows[index], prepared.kind
-    given = queries, rows.positions, keys, values, rows.spans, kind, scale, rounded
+    own, kind = prepared.rows[index], prepared.kind
+    given = queries, own.positions, keys, values, own.spans, kind, scale, rounded
     return reference.segment_attention(*given)[0]
+
+
+@dataclass(slots=True, eq=False)
+class Columns:
+    """What all layers of one kind share about the attention that one request's queries pay to each key."""
+
+    rows: Rows
+    kind: LayerKind
+    back_end: BackEnd
+    _work: triton_select.Columns | None = None
+
+    def work(self, queries: Tensor, keys: Tensor) -> triton_select.Columns:
+        """The Triton kernel's work, which is the same in every layer."""
+        if self._work is None:
+            from epicrag.kernels import triton_select
+
+            self._work = triton_select.prepare_columns(
+                self.rows,
+                self.kind,
+                heads=queries.shape[1],
+                groups=keys.shape[0],
+                dim=keys.shape[2],
+                itemsize=keys.dtype.itemsize,
+                n_own=keys.shape[1],
+                device=keys.device,
+            )
+        return self._work
+
+
+def prepare_columns(rows: Rows, kind: LayerKind) -> Columns:
+    """Say once per forward pass what `column_sums` is about in every layer of a kind."""
+    return Columns(rows, kind, back_end(rows.positions.device))
+
+
+def column_sums(
+    queries: Tensor,
+    keys: Tensor,
+    columns: Columns,
+    scale: float,
+    rounded: Rounded | None = None,
+) -> list[Tensor]:
+    """Sum the attention that the queries of one request pay to each key, for each head and span.
+
+    queries: (T, H, Dk), those of the whole batch, rotated at their positions; keys: (G, R, Dk), one layer of the
+    pool, with its rows in 8 bits. Probabilities are over all that a query sees, in every span. Returns (H, length)
+    for each span, in float32 or wider; keys that no query sees and holes get 0. Raises ValueError on shapes that do
+    not fit.
+    """
+    if queries.shape[1] % keys.shape[0] or queries.shape[2] != keys.shape[2]:
+        raise ValueError(f"queries {tuple(queries.shape)} do not fit keys {tuple(keys.shape)}")
+    if columns.back_end != "triton":
+        return select.column_sums(queries, keys, columns.rows, columns.kind, scale, rounded)
+    from epicrag.kernels import triton_select
+
+    work = columns.work(queries, keys)
+    return triton_select.column_sums(queries, keys, work, scale, rounded)

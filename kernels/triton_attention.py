@@ -19,6 +19,7 @@ from epicrag.kernels.tables import LayerKind
 from epicrag.kernels.triton_table import Table, Tile
 
 LOG2E = tl.constexpr(1.4426950408889634)
+PRECISION = tl.constexpr("tf32x3")
 LN2 = tl.constexpr(0.6931471805599453)
 
 
@@ -34,6 +35,8 @@ def paired(d, START: tl.constexpr, DIM: tl.constexpr, INTERLEAVED: tl.constexpr)
         second = r >= DIM // 2
         pair = tl.where(second, r - DIM // 2, r)
         partner = tl.where(second, d - DIM // 2, d + DIM // 2)
+        if DIM % 16 == 0 and START % 8 == 0:
+            partner = tl.max_contiguous(tl.multiple_of(partner, 8), 8)
     return (r >= 0) & (r < DIM), pair, partner, tl.where(second, 1.0, -1.0)
 
 
@@ -136,11 +139,13 @@ def scored(
         a += changed_keys(
             change, local + i, inside, da, has, local_cos, local_sin, DK, START, DIM, INTERLEAVED
         )
+    if WIDEN:
+        a = a.to(tl.float32)  # the interpreter makes no bfloat16 of whole numbers
     a = a.to(queries_a.dtype)
     if WIDEN:
         a = a.to(tl.float32)
         queries_a = queries_a.to(tl.float32)
-    scores = tl.dot(queries_a, a, input_precision="ieee")
+    scores = tl.dot(queries_a, a, input_precision=PRECISION)
     if DB > 0:
         db = DA + tl.arange(0, DB)
         b = tl.load(
@@ -165,11 +170,13 @@ def scored(
                 DIM,
                 INTERLEAVED,
             )
+        if WIDEN:
+            b = b.to(tl.float32)
         b = b.to(queries_b.dtype)
         if WIDEN:
             b = b.to(tl.float32)
             queries_b = queries_b.to(tl.float32)
-        scores = tl.dot(queries_b, b, scores, input_precision="ieee")
+        scores = tl.dot(queries_b, b, scores, input_precision=PRECISION)
     if EIGHT and not CHANGED:
         scores = scores * scale[None, :]
     return scores
@@ -322,12 +329,14 @@ def _tiles(
                 v += tl.load(value_change + dv, mask=has & (dv < DV), other=0.0).to(tl.float32)[
                     None, :
                 ]
+            if WIDEN:
+                v = v.to(tl.float32)
             v = v.to(queries_a.dtype)
             weights = weights.to(queries_a.dtype)
             if WIDEN:
                 v = v.to(tl.float32)
                 weights = weights.to(tl.float32)
-            acc = tl.dot(weights, v, acc * shrink[:, None], input_precision="ieee")
+            acc = tl.dot(weights, v, acc * shrink[:, None], input_precision=PRECISION)
     return acc, top, total
 
 
@@ -431,6 +440,8 @@ def attend_kernel(
         change = tl.load(piece + 5).to(tl.int64)
         local = tl.load(piece + 6)
         bias = tl.load(piece + 7).to(tl.float32, bitcast=True)
+        # Nothing, but Triton cannot know: it would keep what is read of the queries in registers all along.
+        at_anew = at_query + tl.minimum(turn, 0)
         # Rows behind the last query are not gone through, nor those before the first one's window.
         begin = 0
         end = length
@@ -441,13 +452,13 @@ def attend_kernel(
         elif first > most:
             end = 0
         a = turned_queries(
-            queries, at_query, ok, da, turn, cos, sin, DK, START, DIM, INTERLEAVED
+            queries, at_anew, ok, da, turn, cos, sin, DK, START, DIM, INTERLEAVED
         ).to(keys.dtype.element_ty)
         b = a
         if DB > 0:
             b = turned_queries(
                 queries,
-                at_query,
+                at_anew,
                 ok,
                 DA + tl.arange(0, DB),
                 turn,

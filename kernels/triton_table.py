@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from epicrag.kernels.reference import angles
-from epicrag.kernels.tables import LayerKind, Rows, Span
+from epicrag.kernels.tables import LayerKind, Rows
 
 # The columns of a piece. TURN: row of the table of rotations; AT: where its rows' own positions begin, or -1;
 # CHANGE: pool row or -1; LOCAL: row of the table of local rotations; BIAS: the bits of a float32.
@@ -64,21 +64,35 @@ NARROW_ROWS = 16
 """Pairs of a query and a head up to which a request is served in the decode form."""
 
 
-def tile(form: str, repeat: int, dim: int, value_dim: int, itemsize: int) -> Tile:
-    """Choose how to cut attention. `form`: "decode" or "block"; repeat: query heads of a group; itemsize: bytes of a key's entry."""
+def tile(
+    form: str,
+    repeat: int,
+    dim: int,
+    value_dim: int,
+    itemsize: int,
+    rounded: bool = False,
+    changed: bool = False,
+) -> Tile:
+    """Choose how to cut attention. `form`: "decode" or "block"; repeat: query heads of a group; itemsize: bytes of a key's entry.
+
+    The numbers are those that the assembler made kernels of without spilling, for the head sizes of `specimens`.
+    """
     dim_a = 1 << (max(dim, 16).bit_length() - 1)
     dim_b = 0 if dim <= dim_a else max(16, _power(dim - dim_a))
     dim_v = max(16, _power(value_dim))
     wide = dim_a + dim_b + dim_v
-    block_m = min(max(NARROW_ROWS, _power(repeat)), 64) if form == "decode" else 64
-    if wide > 512:
-        block_m = min(block_m, 32)
-    block_n = 64 if form == "decode" or wide <= 256 else 32
-    while block_n > 16 and 2 * block_n * wide * itemsize > 80 * 1024:
-        block_n //= 2
-    heads = min(repeat, block_m)
-    warps = 8 if wide > 512 or block_m * dim_v > 64 * 128 else 4
+    most = 64
+    if wide > 384 or changed:
+        most = 32
+    if wide > 640 or itemsize > 2 or (changed and (rounded or wide > 384)):
+        most = 16
+    block_m = min(most, max(NARROW_ROWS, _power(repeat)) if form == "decode" else most)
+    block_n = 64 if wide <= 256 and itemsize <= 2 and not changed else 32
+    if wide > 640 or (wide > 384 and itemsize > 2):
+        block_n = 16
+    warps = 8 if wide > 512 or (wide > 192 and form == "block") or (changed and wide > 192) else 4
     stages = 3 if 3 * block_n * wide * itemsize <= 80 * 1024 else 2
+    heads = min(repeat, block_m)
     return Tile(block_m, block_n, heads, -(-repeat // heads), dim_a, dim_b, dim_v, warps, stages)
 
 
@@ -94,6 +108,14 @@ class Launch(NamedTuple):
     items: Tensor  # (n_items, ITEM_COLUMNS) int32
     blocks: Tensor  # (n_blocks, BLOCK_COLUMNS) int32: those that are merged
     n_slots: int
+
+
+class Numbers(NamedTuple):
+    """Some of a table's numbers once more, where the CPU can read them."""
+
+    pieces: np.ndarray
+    positions: np.ndarray
+    explicit: np.ndarray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +137,7 @@ class Table:
     local_sin: Tensor
     changed: bool
     rounded: bool
+    numbers: Numbers
 
 
 def prepare_table(
@@ -146,7 +169,10 @@ def prepare_table(
             request.high - request.low
         ) * repeat > NARROW_ROWS and request.high - request.low > 1
         forms["block" if many else "decode"].append(index)
-    tiles = {form: tile(form, repeat, dim, value_dim, itemsize) for form in forms}
+    spans = [span for request in rows for span in request.spans if span.length]
+    rounded = any(span.start >= n_own for span in spans)
+    changed = any(span.change >= 0 for span in spans)
+    tiles = {form: tile(form, repeat, dim, value_dim, itemsize, rounded, changed) for form in forms}
     # What a request's rows are read: once by each block of its queries.
     work = sum(
         -(-(rows[i].high - rows[i].low) // tiles[form].queries)
@@ -221,20 +247,18 @@ class _Host:
         numbers = np.empty(0, np.int32) if both is None else both.cpu().numpy().astype(np.int32)
         self.positions = numbers[:end]
         cuts = list(accumulate(lengths))
-        self._given = [numbers[low:high] for low, high in pairwise(cuts)]
-        self._next = 0
+        given = iter(numbers[low:high] for low, high in pairwise(cuts))
+        self._given = [
+            [next(given) if s.explicit is not None and s.length else None for s in r.spans]
+            for r in rows
+        ]
         self.explicit: list[np.ndarray] = []
         self.n_explicit = 0
 
-    def places(self, span: Span) -> np.ndarray | None:
-        """The positions of a span's rows, NEVER at its holes; None where they are consecutive and all visible.
-
-        To be asked for each span with rows once, in their order.
-        """
-        own = None
-        if span.explicit is not None:
-            own = self._given[self._next]
-            self._next += 1
+    def places(self, request: int, index: int) -> np.ndarray | None:
+        """The positions of a span's rows, NEVER at its holes; None where they are consecutive and all visible."""
+        span, own = self.rows[request].spans[index], self._given[request][index]
+        if own is not None:
             if len(own) != span.length:
                 raise ValueError(f"{len(own)} positions of a span of {span.length} rows")
             if int(own[-1]) - int(own[0]) + 1 == span.length:
@@ -259,10 +283,10 @@ def _deal(host: _Host, index: int, turns: dict[int, int], size: int) -> list[lis
     """The pieces of a request, in parts of at most `size` rows."""
     parts: list[list[_Piece]] = [[]]
     room = size
-    for span in host.rows[index].spans:
+    for number, span in enumerate(host.rows[index].spans):
         if not span.length:
             continue
-        places = host.places(span)
+        places = host.places(index, number)
         if span.change >= 0 and span.explicit is not None:
             raise ValueError("a change of rows that are not at consecutive positions")
         at = -1 if places is None else host.keep(places)
@@ -349,11 +373,9 @@ def _table(
         ],
         np.int32,
     ).reshape(-1, PIECE_COLUMNS)
-    arrays: list[np.ndarray] = [
-        columns,
-        host.positions,
-        np.concatenate(host.explicit) if host.explicit else np.empty(0, np.int32),
-    ]
+    explicit = np.concatenate(host.explicit) if host.explicit else np.empty(0, np.int32)
+    numbers = Numbers(columns, host.positions, explicit)
+    arrays: list[np.ndarray] = [*numbers]
     for _, items, blocks, _ in made:
         arrays.append(np.array(items, np.int32).reshape(-1, ITEM_COLUMNS))
         arrays.append(np.array(blocks, np.int32).reshape(-1, BLOCK_COLUMNS))
@@ -389,6 +411,7 @@ def _table(
         local_sin.contiguous(),
         bool(changed),
         any(piece.row >= n_own for piece in pieces),
+        numbers,
     )
 
 
