@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from bench_decode import engine as decode
-from timing import best, show
+from timing import Clock, show
 
 from epicrag.kernels import ops
 from epicrag.machine import describe
@@ -231,10 +231,8 @@ def rotated(engine: Engine, n_tokens: int, plan: Plan) -> float:
     n = n_tokens // plan.chunk
     shifts = ops.Shifts(tuple(i * plan.chunk for i in range(n)), (plan.chunk,) * n)
     rotary = engine.layers.kinds[0].rotary
-    kind = "cpu" if plan.device == "cpu" else "cuda"
-    return round(
-        best(lambda: ops.rotate(keys, shifts, rotary, out=out), plan.seconds, kind) * 1e3, 3
-    )
+    clock = Clock(plan.seconds, plan.device)
+    return round(clock.best(lambda: ops.rotate(keys, shifts, rotary, out=out)) * 1e3, 3)
 
 
 def run(plan: Plan) -> Iterator[dict[str, Any]]:

@@ -17,20 +17,21 @@ import gc
 import json
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from kernel_cases import GEOMETRIES, OPERATIONS, Case, Geometry, Place, cases
-from timing import COLD, Call, Ceilings, best, ceilings, show
+from timing import COLD, Call, Ceilings, Clock, ceilings, show
 
 from epicrag.kernels import ops
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def row_of(case: Case, seconds: float, device: str) -> dict[str, Any]:
+def row_of(case: Case, clock: Clock) -> dict[str, Any]:
     def ms(call: Call | None) -> float | None:
-        return None if call is None else figures(best(call, seconds, device) * 1e3)
+        return None if call is None else figures(clock.best(call) * 1e3)
 
     return {
         "operation": case.op,
@@ -65,19 +66,20 @@ def measure(
     geometries: Sequence[Geometry],
     tokens: Sequence[int],
     only: Sequence[str],
-    seconds: float,
-    quick: bool,
+    clock: Clock,
 ) -> dict[str, Any]:
-    asked = place.device, place.dtype, 4 * seconds, quick
-    limits = ceilings(*asked)
+    limits = ceilings(replace(clock, seconds=4 * clock.seconds), place.dtype)
     rows = []
     for case in cases(place, geometries, tokens, only):
-        rows.append((case.n_bytes, case.n_operations, row_of(case, seconds, place.device)))
+        rows.append((case.n_bytes, case.n_operations, row_of(case, clock)))
         del case  # before the next one is made
         gc.collect()
-    limits = limits.or_better(ceilings(*asked))  # a machine that is shared has better moments
+    limits = limits.or_better(
+        ceilings(clock, place.dtype)
+    )  # a machine that is shared has better moments
     return {
         "machine": machine(place.device),
+        "clock": "processor" if clock.by_processor else "wall",
         "dtype": str(place.dtype).removeprefix("torch."),
         "copy_gb_per_s": round(limits.bytes_per_s / 1e9, 1),
         "matrix_gflops": round(limits.operations_per_s / 1e9, 1),
@@ -103,21 +105,29 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=OPERATIONS, default=list(OPERATIONS))
     parser.add_argument("--seconds", type=float, help="for each number")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--processor", action="store_true", help="its time and not the wall's: with one thread"
+    )
     parser.add_argument("--quick", action="store_true", help="small, to see that it works")
     args = parser.parse_args()
     if args.device != "cpu" and not torch.cuda.is_available():
         raise SystemExit(f"there is no {args.device} here: torch {torch.__version__} finds no GPU")
+    if args.processor and (args.device != "cpu" or args.threads != 1):
+        raise SystemExit(
+            "--processor counts the time of all threads: it is for --device cpu --threads 1"
+        )
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     on_cpu = args.device == "cpu"
     dtype = DTYPES[args.dtype or ("float32" if on_cpu else "bfloat16")]
     tokens = args.tokens or ([1024] if args.quick else [4096] if on_cpu else [4096, 16384, 32768])
     seconds = args.seconds or (0.05 if args.quick else 0.3)
+    clock = Clock(seconds, args.device, args.processor)
     place = Place(args.device, dtype, cold=COLD // 10 if args.quick else COLD)
     if any(n % place.chunk or n < place.chunk for n in tokens):
         raise SystemExit(f"--tokens are multiples of {place.chunk}")
     chosen = [GEOMETRIES[name] for name in args.models]
-    result = measure(place, chosen, tokens, args.only, seconds, args.quick)
+    result = measure(place, chosen, tokens, args.only, clock)
     print(
         f"{result['machine']}, {result['dtype']}: copies {result['copy_gb_per_s']} GB/s, "
         f"multiplies {result['matrix_gflops']} GFLOP/s"

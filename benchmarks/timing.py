@@ -15,31 +15,45 @@ COLD = 100_000_000
 Call = Callable[[], Any]
 
 
-def best(call: Call, seconds: float, device: str = "cpu") -> float:
-    """The shortest of the calls that fit into a time, in seconds, after one that does not count.
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Takes the shortest of the calls that fit into some seconds, after one that does not count.
 
-    On a GPU by its own clock, from when the call's first work could begin to when its last has ended: of a call
+    On a GPU by the GPU's clock, from when the call's first work could begin to when its last has ended: of a call
     that the CPU hands over more slowly than it runs, that is the CPU's time.
     """
-    call()
-    if device == "cpu":
-        shortest, end = float("inf"), time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            start = time.perf_counter()
-            call()
-            shortest = min(shortest, time.perf_counter() - start)
-        return shortest
-    call()
-    torch.cuda.synchronize()
-    begun, times = time.perf_counter(), []
-    while time.perf_counter() - begun < seconds or len(times) < 3:
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        first.record()
+
+    seconds: float
+    device: str = "cpu"
+    by_processor: bool = False
+    """Count the processor's time and not the wall's: for one thread on a CPU that has others to serve."""
+
+    def best(self, call: Call) -> float:
+        """In seconds."""
         call()
-        last.record()
-        last.synchronize()
-        times.append(first.elapsed_time(last) / 1000)
-    return min(times)
+        return self._on_gpu(call) if self.device != "cpu" else self._on_cpu(call)
+
+    def _on_cpu(self, call: Call) -> float:
+        now = time.process_time if self.by_processor else time.perf_counter
+        shortest, end = float("inf"), time.perf_counter() + self.seconds
+        while time.perf_counter() < end:
+            start = now()
+            call()
+            shortest = min(shortest, now() - start)
+        return shortest
+
+    def _on_gpu(self, call: Call) -> float:
+        call()
+        torch.cuda.synchronize()
+        end, times = time.perf_counter() + self.seconds, []
+        while time.perf_counter() < end or len(times) < 3:
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            call()
+            last.record()
+            last.synchronize()
+            times.append(first.elapsed_time(last) / 1000)
+        return min(times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +72,17 @@ class Ceilings:
         )
 
 
-def ceilings(device: str, dtype: torch.dtype, seconds: float, quick: bool = False) -> Ceilings:
-    on_gpu = device != "cpu"
-    n = (1 << 31 if on_gpu else 1 << 28) >> (2 if quick else 0)
-    source = torch.ones(n, dtype=torch.uint8, device=device)
+def ceilings(clock: Clock, dtype: torch.dtype) -> Ceilings:
+    """Sizes that are far beyond the caches, and that a shared CPU is done with before it turns to others."""
+    on_gpu = clock.device != "cpu"
+    n = 1 << (31 if on_gpu else 26)
+    source = torch.ones(n, dtype=torch.uint8, device=clock.device)
     target = torch.empty_like(source)
-    copied = 2 * n / best(lambda: target.copy_(source), seconds, device)
-    size = (8192 if on_gpu else 1024) >> (1 if quick else 0)
-    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    copied = 2 * n / clock.best(lambda: target.copy_(source))
+    size = 8192 if on_gpu else 512
+    left, right = (torch.randn(size, size, device=clock.device).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
-    multiplied = 2 * size**3 / best(lambda: torch.mm(left, right, out=out), seconds, device)
-    return Ceilings(copied, multiplied)
+    return Ceilings(copied, 2 * size**3 / clock.best(lambda: torch.mm(left, right, out=out)))
 
 
 def show(rows: list[dict[str, Any]]) -> None:

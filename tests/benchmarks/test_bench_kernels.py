@@ -114,6 +114,26 @@ def test_without_a_gpu_the_bench_says_so(monkeypatch: pytest.MonkeyPatch):
         bench_kernels.main()
 
 
+def test_the_processors_time_is_asked_for_one_thread_only(monkeypatch: pytest.MonkeyPatch):
+    import bench_kernels
+
+    monkeypatch.setattr(sys, "argv", ["bench_kernels.py", "--processor", "--threads", "2"])
+    with pytest.raises(SystemExit, match="--threads 1"):
+        bench_kernels.main()
+
+
+def test_a_clock_counts_the_call_and_not_who_else_runs():
+    import time
+
+    from timing import Clock
+
+    def sleeping() -> None:
+        time.sleep(0.01)
+
+    assert Clock(0.03).best(sleeping) >= 0.01
+    assert Clock(0.03, by_processor=True).best(sleeping) < 0.01
+
+
 def test_shares_are_of_the_better_ceilings():
     from bench_kernels import shares
     from timing import Ceilings
