@@ -25,7 +25,7 @@ SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
 
 REGISTER_LIMIT = 255
 
-_ASIDE = {"triton_aot"}
+_ASIDE = {"triton_aot", "triton_table"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

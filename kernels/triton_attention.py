@@ -7,6 +7,7 @@ a request that is dealt out to several programs is merged by its log-sum-exp (Fl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -15,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from epicrag.kernels.rounding import Rounded
-from epicrag.kernels.tables import LayerKind
-from epicrag.kernels.triton_table import Table, Tile
+from epicrag.kernels.tables import LayerKind, Rotary
+from epicrag.kernels.triton_aot import Specimen
+from epicrag.kernels.triton_table import Table, Tile, tile
 
 LOG2E = tl.constexpr(1.4426950408889634)
 PRECISION = tl.constexpr("tf32x3")
@@ -801,3 +803,117 @@ def _eight(rounded: Rounded | None, keys: Tensor) -> _Eight:
 def _dense(x: Tensor) -> Tensor:
     """The same with neighbouring entries side by side, as the kernels read them."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+class Geometry(NamedTuple):
+    """Heads as real models have them."""
+
+    name: str
+    repeat: int
+    dim: int
+    value_dim: int
+    rotary_dim: int
+    start: int = 0
+    interleaved: bool = False
+    window: int | None = None
+    softcap: float | None = None
+
+    @property
+    def kind(self) -> LayerKind:
+        rotary = Rotary(
+            torch.ones(self.rotary_dim // 2), self.rotary_dim, self.interleaved, self.start
+        )
+        return LayerKind(rotary, self.window, self.softcap)
+
+
+GEOMETRIES = (
+    Geometry("64", 4, 64, 64, 64),
+    Geometry("128", 4, 128, 128, 128),
+    Geometry("96", 1, 96, 96, 96),
+    Geometry("256 softcap window", 2, 256, 256, 256, window=4096, softcap=50.0),
+    Geometry("80 partial", 1, 80, 80, 32),
+    Geometry("128 partial interleaved", 16, 128, 128, 64, interleaved=True),
+    Geometry("192 expanded latent", 1, 192, 128, 64, 128, True),
+    Geometry("576 latent", 16, 576, 512, 64, 512, True),
+)
+
+
+def specimens() -> Iterator[Specimen]:
+    """What is launched on real models: every geometry in both forms, and the commonest in all its variants."""
+    for geometry in GEOMETRIES:
+        for form in ("decode", "block"):
+            yield specimen(geometry, form)
+    for geometry in GEOMETRIES[:2]:
+        for form in ("decode", "block"):
+            yield specimen(geometry, form, rounded=True)
+            yield specimen(geometry, form, changed=True)
+            yield specimen(geometry, form, "fp32")
+    yield specimen(GEOMETRIES[1], "block", rounded=True, changed=True)
+    yield specimen(GEOMETRIES[1], "block", "fp16")
+    yield specimen(GEOMETRIES[1], "block", values=False)
+    for geometry in (GEOMETRIES[1], GEOMETRIES[7]):
+        yield _merge_specimen(geometry)
+
+
+_SHORT = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+def specimen(
+    geometry: Geometry,
+    form: str,
+    dtype: str = "bf16",
+    *,
+    rounded: bool = False,
+    changed: bool = False,
+    values: bool = True,
+) -> Specimen:
+    """The attention kernel as `attend` launches it."""
+    g, own = geometry, f"*{dtype}"
+    cut = tile(form, g.repeat, g.dim, g.value_dim, _SHORT[dtype], rounded, changed)
+    value_dim = g.value_dim if values else 0
+    constexprs = constants(cut, g.kind, g.dim, value_dim, g.repeat, rounded, changed)
+    constexprs["WIDEN"] = False
+    types = dict.fromkeys(("queries", "out", "keys", "values"), own)
+    types |= dict.fromkeys(("keys8", "values8"), "*i8" if rounded else own)
+    types |= dict.fromkeys(("key_scales", "value_scales"), "*fp32" if rounded else own)
+    types |= dict.fromkeys(("sums", "partial", "partial_sums"), "*fp32")
+    types |= dict.fromkeys(("cos", "sin", "local_cos", "local_sin"), "*fp32")
+    types |= dict.fromkeys(("items", "pieces", "positions", "explicit"), "*i32")
+    types |= dict.fromkeys(("scale", "softcap"), "fp32")
+    types |= dict.fromkeys(constexprs, "constexpr")
+    signature = {name: types.get(name, "i32") for name in attend_kernel.arg_names}
+    kinds = [
+        dtype,
+        "8 bits" if rounded else "",
+        "change" if changed else "",
+        "" if values else "sums",
+    ]
+    name = f"attend {form}, heads of {g.name}, {', '.join(kind for kind in kinds if kind)}"
+    # Tables are parts of one copy: where each begins is a multiple of its numbers, not of 16 bytes.
+    loose = {"items", "pieces", "positions", "explicit"}
+    wide = {
+        n
+        for n, kind in signature.items()
+        if (kind.startswith("*") and n not in loose) or n.endswith(("_row", "_group", "_head"))
+    }
+    return Specimen(
+        name, attend_kernel, signature, constexprs, cut.warps, cut.stages, frozenset(wide)
+    )
+
+
+def _merge_specimen(geometry: Geometry) -> Specimen:
+    g = geometry
+    cut = tile("decode", g.repeat, g.dim, g.value_dim, 2)
+    constexprs = {
+        "REPEAT": g.repeat,
+        "HEADS": cut.heads,
+        "PARTS": cut.parts,
+        "DV": g.value_dim,
+        "BLOCK_V": cut.dim_v,
+        "BLOCK_M": cut.block_m,
+        "VALUES": True,
+    }
+    types = {"out": "*bf16", "sums": "*fp32", "partial": "*fp32", "partial_sums": "*fp32"}
+    types |= {"blocks": "*i32", "out_row": "i32"} | dict.fromkeys(constexprs, "constexpr")
+    signature = {name: types[name] for name in merge_kernel.arg_names}
+    return Specimen(f"merge, heads of {g.name}", merge_kernel, signature, constexprs, 4, 3)

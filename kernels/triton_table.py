@@ -82,15 +82,16 @@ def tile(
     dim_v = max(16, _power(value_dim))
     wide = dim_a + dim_b + dim_v
     most = 64
-    if wide > 384 or changed:
+    if wide > 384 or changed or (dim_b and wide <= 256):
         most = 32
     if wide > 640 or itemsize > 2 or (changed and (rounded or wide > 384)):
         most = 16
     block_m = min(most, max(NARROW_ROWS, _power(repeat)) if form == "decode" else most)
-    block_n = 64 if wide <= 256 and itemsize <= 2 and not changed else 32
+    block_n = 64 if wide <= 256 and itemsize <= 2 and not changed and not dim_b else 32
     if wide > 640 or (wide > 384 and itemsize > 2):
         block_n = 16
-    warps = 8 if wide > 512 or (wide > 192 and form == "block") or (changed and wide > 192) else 4
+    many = wide > 512 or (wide > 192 and (form == "block" or changed))
+    warps = 8 if many or (form == "decode" and rounded) else 4
     stages = 3 if 3 * block_n * wide * itemsize <= 80 * 1024 else 2
     heads = min(repeat, block_m)
     return Tile(block_m, block_n, heads, -(-repeat // heads), dim_a, dim_b, dim_v, warps, stages)
