@@ -122,8 +122,10 @@ def scored(
     EIGHT: tl.constexpr,
     CHANGED: tl.constexpr,
     WIDEN: tl.constexpr,
+    EXACT: tl.constexpr = False,
 ):
-    """Products of queries (M, D) with rows `row + i` of the keys: (M, N) float32."""
+    """Products of queries (M, D) with rows `row + i` of the keys: (M, N) float32. EXACT: without tensor cores in float32."""
+    how: tl.constexpr = "ieee" if EXACT else PRECISION
     da = tl.arange(0, DA)
     at = (row + i).to(tl.int64)
     scale = i.to(tl.float32)
@@ -147,7 +149,7 @@ def scored(
     if WIDEN:
         a = a.to(tl.float32)
         queries_a = queries_a.to(tl.float32)
-    scores = tl.dot(queries_a, a, input_precision=PRECISION)
+    scores = tl.dot(queries_a, a, input_precision=how)
     if DB > 0:
         db = DA + tl.arange(0, DB)
         b = tl.load(
@@ -178,7 +180,7 @@ def scored(
         if WIDEN:
             b = b.to(tl.float32)
             queries_b = queries_b.to(tl.float32)
-        scores = tl.dot(queries_b, b, scores, input_precision=PRECISION)
+        scores = tl.dot(queries_b, b, scores, input_precision=how)
     if EIGHT and not CHANGED:
         scores = scores * scale[None, :]
     return scores

@@ -58,7 +58,7 @@ def column_tile(n_queries: int, repeat: int, dim: int, itemsize: int) -> Tile:
     weight = row * itemsize * (2 if dim_b else 1)
     block_n = 64 if weight <= 512 else 32 if weight <= 1024 else 16
     heads = min(_power(repeat), block_m)
-    warps = 8 if block_m > 16 else 4
+    warps = 8 if block_m > 16 or itemsize == 2 else 4
     return Tile(block_m, block_n, heads, -(-repeat // heads), dim_a, dim_b, 0, warps, 2)
 
 
@@ -241,6 +241,7 @@ def _added(
             EIGHT,
             CHANGED,
             WIDEN,
+            EXACT=kept == tl.float32,
         )
         scores = hidden_scores(
             scores,
@@ -542,21 +543,15 @@ def specimens() -> Iterator[Specimen]:
         for dim in (64, 96, 128, 256):
             yield from _specimens("plain", _kind(dim), dim, dtype)
     half = torch.bfloat16
-    yield from _specimens("one-query", _kind(256), 256, half, n_queries=1)
-    yield from _specimens("one-head", _kind(128), 128, half, repeat=1)
+    both = {"rounded": True, "changed": True}
     yield from _specimens("one-query", _kind(128), 128, half, n_queries=1)
-    yield from _specimens("partial", _kind(32, start=64), 96, half)
-    yield from _specimens("pairs", _kind(64, interleaved=True, start=512), 576, half, repeat=16)
-    yield from _specimens("window", _kind(256, window=4096, softcap=50.0), 256, half)
+    yield from _specimens("latent", _kind(64, start=512, interleaved=True), 576, half, repeat=16)
     yield from _specimens("rounded", _kind(128), 128, half, rounded=True)
-    yield from _specimens("changed", _kind(128), 128, half, changed=True)
-    for dtype in (half, torch.float32):
-        for dim in (96, 128, 256):
-            kind = _kind(dim, window=4096, softcap=50.0)
-            yield from _specimens("all", kind, dim, dtype, rounded=True, changed=True)
-            yield from _specimens(
-                "all-one-query", kind, dim, dtype, n_queries=1, rounded=True, changed=True
-            )
+    yield from _specimens("rounded-changed", _kind(128), 128, half, **both)
+    gemma = _kind(256, window=4096, softcap=50.0)
+    yield from _specimens("window-softcap", gemma, 256, half, repeat=2)
+    yield from _specimens("everything", gemma, 256, half, repeat=2, **both)
+    yield from _specimens("everything-one-query", gemma, 256, half, n_queries=1, repeat=2, **both)
 
 
 def _kind(
