@@ -281,7 +281,12 @@ def _attention(what: str, laid: Laid, rounded: bool) -> Case:
         given = queries, store.keys[i], store.values[i], prepared, g.scale
         return ops.segment_attention(*given, store.rounded[i])
 
-    folded, mask = laid.fold(queries), laid.mask()
+    folded, mask = laid.fold(queries), None
+    if (
+        seen := laid.mask()
+    ) is not None:  # added to the scores: of a mask of bools torch makes one in each call
+        mask = torch.zeros(seen.shape, dtype=place.dtype, device=place.device)
+        mask.masked_fill_(~seen, float("-inf"))
     ready = [tuple(x.contiguous() for x in store.side_by_side(i)) for i in range(len(store))]
 
     def torchs(keys: Tensor, values: Tensor) -> Tensor:
