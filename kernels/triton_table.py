@@ -111,6 +111,14 @@ class Launch(NamedTuple):
     n_slots: int
 
 
+class Numbers(NamedTuple):
+    """Some of a table's numbers once more, where the CPU can read them."""
+
+    pieces: np.ndarray
+    positions: np.ndarray
+    explicit: np.ndarray
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
     """The work of one flat batch in the layers of one kind. All numbers are int32 on the device."""
@@ -130,6 +138,7 @@ class Table:
     local_sin: Tensor
     changed: bool
     rounded: bool
+    numbers: Numbers
 
 
 def prepare_table(
@@ -365,11 +374,9 @@ def _table(
         ],
         np.int32,
     ).reshape(-1, PIECE_COLUMNS)
-    arrays: list[np.ndarray] = [
-        columns,
-        host.positions,
-        np.concatenate(host.explicit) if host.explicit else np.empty(0, np.int32),
-    ]
+    explicit = np.concatenate(host.explicit) if host.explicit else np.empty(0, np.int32)
+    numbers = Numbers(columns, host.positions, explicit)
+    arrays: list[np.ndarray] = [*numbers]
     for _, items, blocks, _ in made:
         arrays.append(np.array(items, np.int32).reshape(-1, ITEM_COLUMNS))
         arrays.append(np.array(blocks, np.int32).reshape(-1, BLOCK_COLUMNS))
@@ -405,6 +412,7 @@ def _table(
         local_sin.contiguous(),
         bool(changed),
         any(piece.row >= n_own for piece in pieces),
+        numbers,
     )
 
 
