@@ -74,10 +74,12 @@ def plain(module: Any, prompts: Sequence[Sequence[int]], n_tokens: int) -> Clock
     return clock
 
 
-def engine(served: Engine, prompts: Sequence[Prompt], n_tokens: int) -> Clock:
+def engine(served: Engine, prompts: Sequence[Prompt], n_tokens: int, policy: str = POLICY) -> Clock:
     clock = Clock()
     with ExitStack() as stack:
-        every = [stack.enter_context(stitched(served, prompt, n_tokens)) for prompt in prompts]
+        every = [
+            stack.enter_context(stitched(served, prompt, n_tokens, policy)) for prompt in prompts
+        ]
         tokens = [int(one.linked.link()[0].argmax()) for one in every]
         clock.tick()
         for _ in range(n_tokens - 1):
@@ -87,8 +89,8 @@ def engine(served: Engine, prompts: Sequence[Prompt], n_tokens: int) -> Clock:
     return clock
 
 
-def stitched(served: Engine, prompt: Prompt, n_tokens: int) -> Stitched:
-    return served.stitched(prompt, parse_policy(POLICY), n_new=n_tokens)
+def stitched(served: Engine, prompt: Prompt, n_tokens: int, policy: str = POLICY) -> Stitched:
+    return served.stitched(prompt, parse_policy(policy), n_new=n_tokens)
 
 
 def prompts_of(served: Engine, size: int, n: int, rng: random.Random) -> list[Prompt]:

@@ -11,31 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import time
-from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
 import torch
+from timing import COLD, Call, Clock, show
 
 from epicrag.kernels import cpu, native, ops
 
 PRODUCTS = {"output": (49152, 576), "up": (1536, 576), "down": (576, 1536)}
 GROUPS, REPEAT, DIM = 3, 3, 64
 CHUNK = 500
-COLD = 100_000_000
-"""Bytes that are gone through before the same ones are read again: more than the caches hold."""
 
 
-def best(call: Callable[[], Any], seconds: float) -> float:
-    """The shortest of the calls that fit into a time, in seconds."""
-    call()
-    shortest, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        shortest = min(shortest, time.perf_counter() - start)
-    return shortest
+def best(call: Call, seconds: float) -> float:
+    return Clock(seconds).best(call)
 
 
 def products(seconds: float) -> list[dict[str, Any]]:
@@ -112,14 +102,6 @@ def attention(seconds: float) -> list[dict[str, Any]]:
                     }
                 )
     return rows
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    names = list(rows[0])
-    widths = [max(len(name), *(len(str(row[name])) for row in rows)) for name in names]
-    for row in [{name: name for name in names}, *rows]:
-        print("  ".join(str(row[name]).rjust(w) for name, w in zip(names, widths, strict=True)))
-    print(flush=True)
 
 
 def main() -> None:

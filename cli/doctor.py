@@ -66,9 +66,9 @@ def _advised(out: Output, check: Check) -> Check:
 def _print(out: Output, check: Check) -> None:
     if out.quiet and check.state == "ok":
         return
-    out.text(f"{check.state:<4}  {check.name:<22} {line_of(check.what)}")
+    out.text(f"{check.state:<4}  {check.name:<24} {line_of(check.what)}")
     if check.fix and check.state != "ok":
-        out.text(f"{'':<29}→ {line_of(check.fix)}")
+        out.text(f"{'':<31}→ {line_of(check.fix)}")
 
 
 def _say(out: Output, found: Diagnosis) -> None:

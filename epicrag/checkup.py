@@ -55,7 +55,9 @@ def machine(config: Config) -> Iterator[Check]:
     yield _packages()
     yield _faiss()
     yield settings(config)
-    yield _device(config)
+    yield (device := _device(config))
+    if device.state != "fail":
+        yield from _kernels(config)
     yield from _models(config)
     yield _memory(config)
 
@@ -119,6 +121,58 @@ def _device(config: Config) -> Check:
     free, total = torch.cuda.mem_get_info(index)
     name = torch.cuda.get_device_name(index)
     return ok("device", f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
+
+
+def _kernels(config: Config) -> Iterator[Check]:
+    """Which back end runs each operation of a forward pass on the configured device, and why."""
+    import torch
+
+    from epicrag.kernels import choice
+
+    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    device = torch.device("cpu")
+    if on_gpu:
+        device = torch.device("cuda" if config.device == "auto" else config.device)
+    try:
+        wish, chosen = choice.wish(), choice.choices(device)
+    except ValueError as error:
+        yield fail("kernels", str(error), f"unset {choice.WISH}", UsageError.exit_code)
+        return
+    lacks = choice.triton_lacks(device) if wish == "triton" or on_gpu else None
+    if lacks and wish == "triton":
+        yield warn("kernels", f"{choice.WISH} is triton: {lacks}", f"unset {choice.WISH}")
+    elif lacks and wish == "auto":
+        yield warn("kernels", f"torch's, and none of our own for this GPU: {lacks}", _mended(lacks))
+    yield from (ok(f"kernel {name}", f"{one.name}: {one.why}") for name, one in chosen.items())
+    yield from _compiled(on_gpu)
+
+
+def _mended(lacks: str) -> str | None:
+    """What gives a GPU its Triton kernels, by what `choice.triton_lacks` says; None: nothing does."""
+    if "cannot be imported" in lacks:
+        return "pip install triton"
+    if "cannot compile" in lacks:
+        return (
+            "install a C compiler and Python's headers (gcc, python3-dev), or name a compiler in CC"
+        )
+    return None
+
+
+def _compiled(on_gpu: bool) -> Iterator[Check]:
+    """The products with a model's weights, and its forward pass as a whole."""
+    from epicrag.kernels import native
+
+    if on_gpu:
+        yield ok("kernel products", "torch: the GPU's own library has them")
+        yield ok("kernel decoder", "transformers' modeling code: the fast decoder is the CPU's")
+        return
+    few, like = f"up to {native.NARROW} rows", "where a model is built like Llama"
+    if lacking := native.why_not():
+        yield ok("kernel products", f"torch: {lacking}")
+        yield ok("kernel decoder", f"fast {like}, few rows as many ({lacking})")
+        return
+    yield ok("kernel products", f"compiled for {few}, which wait for the weights; torch for more")
+    yield ok("kernel decoder", f"fast {like}, and compiled for {few}; proven at load")
 
 
 def _models(config: Config) -> Iterator[Check]:

@@ -232,6 +232,20 @@ def _env_layer(environ: Mapping[str, str], cwd: Path) -> list[_Given]:
     return layer
 
 
+KERNELS = ("auto", "reference", "triton")
+"""What EPICRAG_KERNELS may say: `kernels/choice.py` reads it, where it is needed."""
+
+
+def _check_kernels(environ: Mapping[str, str]) -> None:
+    """UsageError now for what would be an error at the first forward pass."""
+    text = environ.get("EPICRAG_KERNELS", "")
+    if text.strip() and text.strip().lower() not in KERNELS:
+        raise UsageError(
+            f"EPICRAG_KERNELS is {text!r}, which is no back end.",
+            f"Use one of {', '.join(KERNELS)}, or unset it.",
+        )
+
+
 def _switch(text: str, name: str) -> bool:
     words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
     if text.strip().lower() not in words:
@@ -433,6 +447,7 @@ KEYS: Mapping[str, Callable[[object, Path], object]] = MappingProxyType(
 
 
 def _build(given: list[_Given], environ: Mapping[str, str]) -> Config:
+    _check_kernels(environ)
     values: dict[str, Any] = {}
     origins = dict.fromkeys(KEYS, "default")
     for item in given:

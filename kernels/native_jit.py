@@ -159,7 +159,10 @@ _NUMBERS = types.UniTuple(types.int64, N_NUMBERS)
 _ALONE = types.void(types.int64, types.int64, _NUMBERS)
 _SHARED = types.void(types.int64, types.int64, types.int64, _NUMBERS)
 _alone = _kept(lambda keep: numba.njit(_ALONE, nogil=True, cache=keep)(_alone))
+_threads = torch.get_num_threads()
 _shared = _kept(lambda keep: numba.njit(_SHARED, nogil=True, parallel=True, cache=keep)(_shared))
+# numba has just started its threads, and told the OpenMP that it shares with torch how many: all there are.
+torch.set_num_threads(_threads)
 _PADDING = [(0,) * (N_NUMBERS - n) for n in range(N_NUMBERS + 1)]
 
 

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from epicrag.kernels import cpu, native, reference
+from epicrag.kernels import cpu, native, reference, select
 from epicrag.kernels.choice import BackEnd, Choice, back_end, choices
 from epicrag.kernels.rounding import Rounded, round_rows, span_keys, span_values, widen_rows
 from epicrag.kernels.tables import LayerKind, Layers, Rotary, Rows, RowSet, Shifts, Span
 
 if TYPE_CHECKING:
+    from epicrag.kernels import triton_select
     from epicrag.kernels.triton_table import Table
 
 __all__ = [
     "BackEnd",
     "Choice",
+    "Columns",
     "LayerKind",
     "Layers",
     "Prepared",
@@ -33,8 +35,10 @@ __all__ = [
     "append",
     "back_end",
     "choices",
+    "column_sums",
     "move_rows",
     "prepare",
+    "prepare_columns",
     "rotate",
     "round_rows",
     "segment_attention",
@@ -276,3 +280,59 @@ def _wide(
     own, kind = prepared.rows[index], prepared.kind
     given = queries, own.positions, keys, values, own.spans, kind, scale, rounded
     return reference.segment_attention(*given)[0]
+
+
+@dataclass(slots=True, eq=False)
+class Columns:
+    """What all layers of one kind share about the attention that one request's queries pay to each key."""
+
+    rows: Rows
+    kind: LayerKind
+    back_end: BackEnd
+    _work: triton_select.Columns | None = None
+
+    def work(self, queries: Tensor, keys: Tensor) -> triton_select.Columns:
+        """The Triton kernel's work, which is the same in every layer."""
+        if self._work is None:
+            from epicrag.kernels import triton_select
+
+            self._work = triton_select.prepare_columns(
+                self.rows,
+                self.kind,
+                heads=queries.shape[1],
+                groups=keys.shape[0],
+                dim=keys.shape[2],
+                itemsize=keys.dtype.itemsize,
+                n_own=keys.shape[1],
+                device=keys.device,
+            )
+        return self._work
+
+
+def prepare_columns(rows: Rows, kind: LayerKind) -> Columns:
+    """Say once per forward pass what `column_sums` is about in every layer of a kind."""
+    return Columns(rows, kind, back_end(rows.positions.device))
+
+
+def column_sums(
+    queries: Tensor,
+    keys: Tensor,
+    columns: Columns,
+    scale: float,
+    rounded: Rounded | None = None,
+) -> list[Tensor]:
+    """Sum the attention that the queries of one request pay to each key, for each head and span.
+
+    queries: (T, H, Dk), those of the whole batch, rotated at their positions; keys: (G, R, Dk), one layer of the
+    pool, with its rows in 8 bits. Probabilities are over all that a query sees, in every span. Returns (H, length)
+    for each span, in float32 or wider; keys that no query sees and holes get 0. Raises ValueError on shapes that do
+    not fit.
+    """
+    if queries.shape[1] % keys.shape[0] or queries.shape[2] != keys.shape[2]:
+        raise ValueError(f"queries {tuple(queries.shape)} do not fit keys {tuple(keys.shape)}")
+    if columns.back_end != "triton":
+        return select.column_sums(queries, keys, columns.rows, columns.kind, scale, rounded)
+    from epicrag.kernels import triton_select
+
+    work = columns.work(queries, keys)
+    return triton_select.column_sums(queries, keys, work, scale, rounded)

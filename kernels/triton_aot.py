@@ -12,7 +12,7 @@ import io
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -186,9 +186,9 @@ def modules() -> list[str]:
 
 
 def specimens_of(module: str) -> list[Specimen]:
-    """All specimens of a file with kernels, by the file's name without its ending."""
-    specimens: Iterable[Specimen] = _import(module).specimens()
-    return list(specimens)
+    """All specimens of a file, by its name without its ending; none of a file that has no `specimens`."""
+    specimens = getattr(_import(module), "specimens", None)
+    return [] if specimens is None else list(specimens())
 
 
 def kernels_of(module: str) -> Iterator[str]:

@@ -122,8 +122,10 @@ def scored(
     EIGHT: tl.constexpr,
     CHANGED: tl.constexpr,
     WIDEN: tl.constexpr,
+    EXACT: tl.constexpr = False,
 ):
-    """Products of queries (M, D) with rows `row + i` of the keys: (M, N) float32."""
+    """Products of queries (M, D) with rows `row + i` of the keys: (M, N) float32. EXACT: without tensor cores in float32."""
+    how: tl.constexpr = "ieee" if EXACT else PRECISION
     da = tl.arange(0, DA)
     at = (row + i).to(tl.int64)
     scale = i.to(tl.float32)
@@ -141,11 +143,13 @@ def scored(
         a += changed_keys(
             change, local + i, inside, da, has, local_cos, local_sin, DK, START, DIM, INTERLEAVED
         )
+    if WIDEN:
+        a = a.to(tl.float32)  # the interpreter makes no bfloat16 of whole numbers
     a = a.to(queries_a.dtype)
     if WIDEN:
         a = a.to(tl.float32)
         queries_a = queries_a.to(tl.float32)
-    scores = tl.dot(queries_a, a, input_precision=PRECISION)
+    scores = tl.dot(queries_a, a, input_precision=how)
     if DB > 0:
         db = DA + tl.arange(0, DB)
         b = tl.load(
@@ -170,11 +174,13 @@ def scored(
                 DIM,
                 INTERLEAVED,
             )
+        if WIDEN:
+            b = b.to(tl.float32)
         b = b.to(queries_b.dtype)
         if WIDEN:
             b = b.to(tl.float32)
             queries_b = queries_b.to(tl.float32)
-        scores = tl.dot(queries_b, b, scores, input_precision=PRECISION)
+        scores = tl.dot(queries_b, b, scores, input_precision=how)
     if EIGHT and not CHANGED:
         scores = scores * scale[None, :]
     return scores
@@ -327,6 +333,8 @@ def _tiles(
                 v += tl.load(value_change + dv, mask=has & (dv < DV), other=0.0).to(tl.float32)[
                     None, :
                 ]
+            if WIDEN:
+                v = v.to(tl.float32)
             v = v.to(queries_a.dtype)
             weights = weights.to(queries_a.dtype)
             if WIDEN:

@@ -111,6 +111,14 @@ class Launch(NamedTuple):
     n_slots: int
 
 
+class Numbers(NamedTuple):
+    """Some of a table's numbers once more, where the CPU can read them."""
+
+    pieces: np.ndarray
+    positions: np.ndarray
+    explicit: np.ndarray
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
     """The work of one flat batch in the layers of one kind. All numbers are int32 on the device."""
@@ -130,6 +138,7 @@ class Table:
     local_sin: Tensor
     changed: bool
     rounded: bool
+    numbers: Numbers
 
 
 def prepare_table(
@@ -185,7 +194,8 @@ def prepare_table(
             size = -(-share // tiles[form].block_n) * tiles[form].block_n
             parts = _deal(host, i, turns, size)
             n_slots = _items(host, i, parts, len(pieces), kind, tiles[form], items, blocks, n_slots)
-            pieces.extend(piece for part in parts for piece in part)
+            for part in parts:
+                pieces.extend(part.pieces)
         if items:
             made.append((tiles[form], items, blocks, n_slots))
     return _table(host, kind, turns, pieces, made, n_own, device)
@@ -197,18 +207,18 @@ def _programs(device: torch.device) -> int:
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-class _Piece(NamedTuple):
-    """A part of a span; `at` counts in the positions given explicitly, -1: at consecutive ones."""
+_Piece = tuple[int, int, int, int, int, int, int, float]
+"""A part of a span, in the order of the columns; `AT` counts in the positions given explicitly, LOCAL from 0."""
 
-    row: int
-    length: int
-    turn: int
+
+class _Part(NamedTuple):
+    """Pieces of one request that one item goes through."""
+
+    pieces: list[_Piece]
     first: int
+    """No row stands before it."""
     last: int
-    at: int
-    change: int
-    local: int
-    bias: float
+    """No visible row stands behind it."""
 
 
 class _Host:
@@ -271,48 +281,49 @@ class _Host:
         return at
 
 
-def _deal(host: _Host, index: int, turns: dict[int, int], size: int) -> list[list[_Piece]]:
+def _deal(host: _Host, index: int, turns: dict[int, int], size: int) -> list[_Part]:
     """The pieces of a request, in parts of at most `size` rows."""
-    parts: list[list[_Piece]] = [[]]
-    room = size
+    parts: list[_Part] = []
+    pieces: list[_Piece] = []
+    earliest, latest, room = NEVER, -1, size
     for number, span in enumerate(host.rows[index].spans):
-        if not span.length:
+        start, length, delta, first = span.start, span.length, span.delta, span.first
+        if not length:
             continue
-        places = host.places(index, number)
-        if span.change >= 0 and span.explicit is not None:
-            raise ValueError("a change of rows that are not at consecutive positions")
-        at = -1 if places is None else host.keep(places)
-        turn = turns.setdefault(span.delta, len(turns))
-        last = (
-            span.last
-            if span.explicit is None or places is not None
-            else span.first + span.length - 1
-        )
-        piece = _Piece(
-            span.start, span.length, turn, span.first, last, at, span.change, span.local, span.bias
-        )
-        while piece.length > room:
-            if room:
-                parts[-1].append(piece._replace(length=room))
-                piece = piece._replace(
-                    row=piece.row + room,
-                    length=piece.length - room,
-                    # Where positions are given, `first` is a lower bound, and the first position of all will do.
-                    first=piece.first + room if piece.at < 0 else piece.first,
-                    at=piece.at + room if piece.at >= 0 else -1,
-                    local=piece.local + room,
-                )
-            parts.append([])
-            room = size
-        parts[-1].append(piece)
-        room -= piece.length
+        places = None
+        if span.explicit is not None or span.holes is not None:
+            places = host.places(index, number)
+            if span.change >= 0 and span.explicit is not None:
+                raise ValueError("a change of rows that are not at consecutive positions")
+        at, last = -1, first + length - 1
+        if places is not None:
+            at, last = host.keep(places), span.last
+        turn, local = turns.setdefault(delta, len(turns)), first - delta
+        while length:
+            if not room:
+                parts.append(_Part(pieces, earliest, latest))
+                pieces, earliest, latest, room = [], NEVER, -1, size
+            n = min(room, length)
+            # Where positions are given, the first and the last of all are bounds, and will do.
+            pieces.append((start, n, turn, first, at, span.change, local, span.bias))
+            earliest = min(earliest, first)
+            latest = max(latest, last)
+            room -= n
+            length -= n
+            start += n
+            local += n
+            if at >= 0:
+                at += n
+            else:
+                first += n
+    parts.append(_Part(pieces, earliest, latest))
     return parts
 
 
 def _items(
     host: _Host,
     index: int,
-    parts: list[list[_Piece]],
+    parts: list[_Part],
     n_pieces: int,
     kind: LayerKind,
     cut: Tile,
@@ -322,19 +333,13 @@ def _items(
 ) -> int:
     """Add the items of a request, and its blocks that are merged; returns the slots taken so far."""
     request = host.rows[index]
-    ends = list(accumulate((len(part) for part in parts), initial=n_pieces))
+    ends = list(accumulate((len(part.pieces) for part in parts), initial=n_pieces))
     for low in range(request.low, request.high, cut.queries):
         high = min(low + cut.queries, request.high)
         own = host.positions[low:high]
         least, most = int(own.min()), int(own.max())
-        oldest = (
-            least - kind.window if kind.window is not None else -1
-        )  # positions up to here are out of sight
-        seen = [
-            number
-            for number, part in enumerate(parts)
-            if any(piece.first <= most and piece.last > oldest for piece in part)
-        ]
+        oldest = -1 if kind.window is None else least - kind.window  # up to here is out of sight
+        seen = [i for i, part in enumerate(parts) if part.first <= most and part.last > oldest]
         merged = len(seen) > 1
         if merged:
             blocks.append([low, high - low, n_slots, len(seen)])
@@ -355,21 +360,16 @@ def _table(
     device: torch.device,
 ) -> Table:
     """Bring everything to the device, the whole numbers in one copy."""
-    changed = [piece for piece in pieces if piece.change >= 0]
-    low = min((piece.local for piece in changed), default=0)
-    high = max((piece.local + piece.length for piece in changed), default=0)
-    columns = np.array(
-        [
-            (p.row, p.length, p.turn, p.first, p.at, p.change, p.local - low, _bits(p.bias))
-            for p in pieces
-        ],
-        np.int32,
-    ).reshape(-1, PIECE_COLUMNS)
-    arrays: list[np.ndarray] = [
-        columns,
-        host.positions,
-        np.concatenate(host.explicit) if host.explicit else np.empty(0, np.int32),
-    ]
+    table = np.array(pieces, np.float64).reshape(-1, PIECE_COLUMNS)
+    columns = table.astype(np.int32)
+    columns[:, BIAS] = table[:, BIAS].astype(np.float32).view(np.int32)
+    changed = columns[:, CHANGE] >= 0
+    local, ends = columns[changed, LOCAL], columns[changed, LOCAL] + columns[changed, LENGTH]
+    low, high = (int(local.min()), int(ends.max())) if changed.any() else (0, 1)
+    columns[:, LOCAL] -= low
+    explicit = np.concatenate(host.explicit) if host.explicit else np.empty(0, np.int32)
+    numbers = Numbers(columns, host.positions, explicit)
+    arrays: list[np.ndarray] = [*numbers]
     for _, items, blocks, _ in made:
         arrays.append(np.array(items, np.int32).reshape(-1, ITEM_COLUMNS))
         arrays.append(np.array(blocks, np.int32).reshape(-1, BLOCK_COLUMNS))
@@ -389,9 +389,11 @@ def _table(
     cos, sin = angles(
         -torch.tensor(list(turns), dtype=torch.float64, device=device), rotary, torch.float32
     )
-    local = torch.arange(low, max(high, low + 1), device=device)
-    local_cos, local_sin = angles(local if changed else local[:1], rotary, torch.float32)
-    n_rows = max((max(p.row + p.length, p.change + 1) for p in pieces), default=0)
+    local_cos, local_sin = angles(torch.arange(low, high, device=device), rotary, torch.float32)
+    n_rows = 0
+    if len(columns):
+        ends = columns[:, ROW] + columns[:, LENGTH]
+        n_rows = max(int(ends.max()), int(columns[:, CHANGE].max()) + 1)
     return Table(
         host.n_queries,
         n_rows,
@@ -403,10 +405,7 @@ def _table(
         sin.contiguous(),
         local_cos.contiguous(),
         local_sin.contiguous(),
-        bool(changed),
-        any(piece.row >= n_own for piece in pieces),
+        bool(changed.any()),
+        bool((columns[:, ROW] >= n_own).any()),
+        numbers,
     )
-
-
-def _bits(number: float) -> int:
-    return int(np.float32(number).view(np.int32))

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from epicrag.kernels import ops
-from epicrag.kernels.select import column_sums
 from epicrag.serving.attention import Enough, FlatBatch
 from epicrag.serving.compile import compute_dtype
 from epicrag.serving.compose import plan
@@ -223,10 +222,14 @@ class _Watching:
         n_tokens: int,
     ) -> None:
         self._inner = inner
-        self._groups = groups
         self._layers = layers
         self._heads = heads
         device = inner.pool.keys.device
+        of_layer, kinds = inner.layers.of_layer, inner.layers.kinds
+        self._columns = {
+            number: [ops.prepare_columns(rows, kinds[number]) for rows in groups]
+            for number in {of_layer[layer] for layer in layers}
+        }
         spans = groups[0].spans
         self._places = torch.cat([span.positions(device) for span in spans])
         self.scores = [torch.zeros(n_tokens, device=device) for _ in groups]
@@ -236,13 +239,12 @@ class _Watching:
     ) -> Tensor:
         out = self._inner.attend(layer, queries, keys, values, scale)
         if layer in self._layers:
-            layers = self._inner.layers
-            kind = layers.kinds[layers.of_layer[layer]]
+            asked = self._columns[self._inner.layers.of_layer[layer]]
             pool = self._inner.pool
             pool_keys, rounded = pool.keys[layer], pool.rounded(layer)
-            for rows, score in zip(self._groups, self.scores, strict=True):
-                given = queries.transpose(0, 1), pool_keys, rows, kind, scale, rounded
-                sums = torch.cat(column_sums(*given), 1)  # (H, N)
+            for columns, score in zip(asked, self.scores, strict=True):
+                given = queries.transpose(0, 1), pool_keys, columns, scale, rounded
+                sums = torch.cat(ops.column_sums(*given), 1)  # (H, N)
                 joined = sums.amax(0) if self._heads == "max" else sums.mean(0)
                 score.index_add_(0, self._places, joined.to(score.dtype))
         if layer == self._layers[-1]:

@@ -217,6 +217,20 @@ def test_doctor_survives_settings_that_cannot_be_used(cli):
     assert "top_k" in run.out
 
 
+@pytest.mark.parametrize("verb", [("doctor",), ("ask", "q"), ("serve",)])
+def test_a_bad_choice_of_kernels_is_a_usage_error(cli, monkeypatch, verb):
+    monkeypatch.setenv("EPICRAG_KERNELS", "tritn")
+    run = cli(*verb)
+    assert run.code == 2
+    assert "EPICRAG_KERNELS is 'tritn'" in run.out + run.err
+    assert "Traceback" not in run.err
+
+
+def test_doctor_tells_the_kernels_to_programs_too(cli):
+    told = {check["name"]: check["what"] for check in cli("doctor", "--json").json["checks"]}
+    assert {"kernel segment_attention", "kernel rotate", "kernel decoder"} <= set(told)
+
+
 def test_init_then_config(cli, tmp_path):
     run = cli("init", "--device", "cpu")
     assert run.out.splitlines() == ["epicrag.toml", ".epicragignore", ".epicrag/.gitignore"]

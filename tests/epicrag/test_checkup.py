@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
+import torch
 
 from epicrag import checkup
 from epicrag.config import load_config
+from epicrag.kernels import choice, native
 
 
 @pytest.fixture
@@ -64,3 +69,111 @@ def test_a_full_disk_is_a_warning(tmp_path, monkeypatch):
         checkup.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000})
     )
     assert [check.state for check in checkup.folder(tmp_path)] == ["ok", "warn"]
+
+
+KERNELS = ("kernel", "kernels")
+OPERATIONS = ("segment_attention", "column_sums", "rotate", "move_rows", "append")
+
+
+def kernels(settings, **flags):
+    return {
+        c.name: c for c in checkup.machine(settings(**flags)) if c.name.partition(" ")[0] in KERNELS
+    }
+
+
+def test_the_back_end_of_each_operation_is_named_and_why(settings, monkeypatch):
+    monkeypatch.delenv("EPICRAG_KERNELS", raising=False)
+    found = kernels(settings, device="cpu")
+    names = (*OPERATIONS, "products", "decoder")
+    assert tuple(found) == tuple(f"kernel {name}" for name in names)
+    assert all(check.state == "ok" for check in found.values())
+    assert "torch" in found["kernel rotate"].what
+    for name, chosen in choice.choices(torch.device("cpu")).items():
+        assert found[f"kernel {name}"].what == f"{chosen.name}: {chosen.why}"
+
+
+def test_a_back_end_that_was_asked_for_is_said_to_be(settings, monkeypatch):
+    monkeypatch.setenv("EPICRAG_KERNELS", "reference")
+    found = kernels(settings, device="cpu")
+    assert "EPICRAG_KERNELS" in found["kernel append"].what
+    assert "kernels" not in found
+
+
+def test_triton_asked_for_where_it_cannot_be_is_a_warning(settings, monkeypatch):
+    monkeypatch.setenv("EPICRAG_KERNELS", "triton")
+    monkeypatch.setattr(choice, "triton_lacks", lambda device: "no kernels for cpu")
+    check = kernels(settings, device="cpu")["kernels"]
+    assert (check.state, check.fix) == ("warn", "unset EPICRAG_KERNELS")
+    assert "no kernels for cpu" in check.what
+
+
+def test_compiled_products_that_cannot_be_say_why(settings, monkeypatch):
+    monkeypatch.setattr(native, "why_not", lambda: "the processor lacks avx2")
+    found = kernels(settings, device="cpu")
+    assert found["kernel products"].what == "torch: the processor lacks avx2"
+    assert "lacks avx2" in found["kernel decoder"].what
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU as far as doctor sees, on which Triton's first kernel ends as it is told."""
+    monkeypatch.delenv("EPICRAG_KERNELS", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (8 << 30, 16 << 30))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=None: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=None: (8, 0))
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+
+    def first_kernel(result):
+        def check(device):
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        rows = types.ModuleType("epicrag.kernels.triton_rows")
+        rows.check = check
+        monkeypatch.setitem(sys.modules, "epicrag.kernels.triton_rows", rows)
+        choice._triton_lacks.cache_clear()
+
+    yield first_kernel
+    choice._triton_lacks.cache_clear()
+
+
+def test_on_a_gpu_triton_runs_them(settings, gpu):
+    gpu(True)
+    found = kernels(settings)
+    assert "kernels" not in found
+    assert all(found[f"kernel {name}"].what.startswith("triton: ") for name in OPERATIONS)
+    assert found["kernel products"].what.startswith("torch: ")
+
+
+def test_a_gpu_without_a_c_compiler_is_a_warning_that_says_what_mends_it(settings, gpu):
+    gpu(RuntimeError("Failed to find C compiler. Please specify via CC environment variable"))
+    found = kernels(settings)
+    assert found["kernels"].state == "warn"
+    assert "Failed to find C compiler" in found["kernels"].what
+    assert "gcc" in found["kernels"].fix
+    assert "C compiler" in found["kernel rotate"].what
+
+
+def test_a_gpu_without_triton_is_a_warning(settings, gpu, monkeypatch):
+    gpu(True)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    check = kernels(settings)["kernels"]
+    assert (check.state, check.fix) == ("warn", "pip install triton")
+
+
+def test_an_old_gpu_is_a_warning_that_nothing_mends(settings, gpu, monkeypatch):
+    gpu(True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=None: (7, 5))
+    check = kernels(settings, device="cuda:0")["kernels"]
+    assert (check.state, check.fix) == ("warn", None)
+    assert "7.5" in check.what
+
+
+def test_no_kernels_are_told_of_for_a_device_that_is_not_there(settings):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert kernels(settings, device="cuda") == {}

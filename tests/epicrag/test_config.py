@@ -347,3 +347,19 @@ def test_a_reranker_is_a_model_or_none(tmp_path):
 
     assert (model("none"), model("org/name")) == (None, "org/name")
     assert model("./m").startswith("/")
+
+
+def test_a_back_end_that_is_none_is_said_at_once(project: Path):
+    with pytest.raises(UsageError, match=r"EPICRAG_KERNELS is 'tritn'") as caught:
+        load_config({}, environ={"EPICRAG_KERNELS": "tritn"}, cwd=project)
+    assert "auto, reference, triton" in str(caught.value.hint)
+    load_config({}, environ={"EPICRAG_KERNELS": ""}, cwd=project)
+
+
+def test_the_back_ends_are_those_of_the_kernels(project: Path, monkeypatch: pytest.MonkeyPatch):
+    from epicrag.kernels import choice
+
+    for word in (*config_module.KERNELS, " Triton "):
+        monkeypatch.setenv(choice.WISH, word)
+        load_config({}, environ=os.environ, cwd=project)
+        assert choice.wish() == word.strip().lower()

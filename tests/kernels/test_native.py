@@ -16,6 +16,16 @@ def test_numba_is_not_imported_before_it_is_wanted():
     assert done.stdout.strip() == "False"
 
 
+def test_torch_keeps_the_threads_that_it_was_given():
+    """numba starts threads of its own when it is first used, and sets OpenMP's number, which is torch's, too."""
+    code = (
+        "import torch; torch.get_num_threads(); torch.set_num_threads(1); "
+        "from epicrag.kernels import native; native.why_not(); print(torch.get_num_threads())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
+
+
 def test_without_numba_the_reason_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     assert "numba cannot be imported" in again()

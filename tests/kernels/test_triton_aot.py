@@ -17,6 +17,9 @@ import pytest
 from epicrag.kernels import triton_aot
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(
+    900
+)  # the compiler takes a minute of one core, and others may want it too
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

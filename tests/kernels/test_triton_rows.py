@@ -169,7 +169,7 @@ def moves(draw: st.DrawFn):
         st.sampled_from([
             *((d, d) for d in (*FLOATS, torch.int8)),
             (torch.float32, torch.bfloat16), (torch.float32, torch.float16),
-            (torch.float16, torch.float32), (torch.bfloat16, torch.float32),
+            (torch.float16, torch.float32), (torch.bfloat16, torch.float16),
         ])
     )  # fmt: skip
     return layers, groups, have, room, n, dims, types, draw(st.integers(0, 999))
@@ -443,3 +443,28 @@ def test_chunks_go_into_a_pool_and_come_out_alike(chosen, device, rounded):
     pool.release(second)
     pool.release(rest)
     pool.check()
+
+
+def test_the_back_end_is_found_out_once_for_all_layers(chosen, device, monkeypatch):
+    """Looking it up costs more than a layer's new rows of one token."""
+    from epicrag.serving.attention import FlatBatch, Request
+    from epicrag.serving.pool import Pool
+
+    pool = Pool(
+        layers=3, groups=1, head_dim=8, budget_bytes=9000, dtype=torch.float32, device=device
+    )
+    rows = torch.tensor([5, 9, 7], device=device)
+    place = torch.arange(3, device=device)
+    layers = ops.Layers((ops.LayerKind(rotary(8)),), (0, 0, 0))
+    asked, shown = [], []
+    right = ops.back_end
+    monkeypatch.setattr(ops, "back_end", lambda where: asked.append(where) or right(where))
+    monkeypatch.setattr(ops, "prepare", lambda *given: None)
+    monkeypatch.setattr(ops, "segment_attention", lambda q, k, v, *more: shown.append(v) or q)
+    batch = FlatBatch(pool, layers, [Request(0, 3, rows, place, [])])
+    for layer in range(3):
+        keys, values = (numbers((1, 3, 8), 60 + 2 * layer + i, device=device) for i in range(2))
+        batch.attend(layer, keys, keys, values, 1.0)
+        assert torch.equal(pool.keys[layer][:, rows], keys)
+        assert torch.equal(pool.values[layer][:, rows], values)
+    assert len(asked) == 1 and len(shown) == 3
