@@ -21,6 +21,7 @@ import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 LANES = 8
@@ -30,7 +31,13 @@ I32 = ir.IntType(32)
 I64 = ir.IntType(64)
 VECTOR = ir.VectorType(F32, LANES)
 ZERO = ir.Constant(VECTOR, [0.0] * LANES)
-UNDEFINED = ir.Constant(VECTOR, ir.Undefined)
+
+
+def widest() -> int:
+    """Floats of the widest vectors that the processor, as numba is told to see it, computes with at once."""
+    told = numba.config.CPU_FEATURES
+    features = get_host_cpu_features() if told is None else told
+    return 16 if "+avx512f" in features.split(",") else LANES
 
 
 def _choose_layer() -> str:
@@ -192,8 +199,17 @@ def run(
 def fma(b, x, y, z):
     """x * y + z, fused where the machine can."""
     kind = ir.FunctionType(z.type, [z.type] * 3)
-    name = "llvm.fmuladd.v8f32" if z.type == VECTOR else "llvm.fmuladd.f32"
+    name = f"llvm.fmuladd.{_suffix(z.type)}"
     return b.call(cgutils.get_or_insert_function(b.module, kind, name), [x, y, z])
+
+
+def vector_of(lanes: int):
+    """The type of so many floats."""
+    return ir.VectorType(F32, lanes)
+
+
+def _suffix(kind) -> str:
+    return "f32" if kind == F32 else f"v{kind.count}f32"
 
 
 def load(b, address, kind=VECTOR, align=4):
@@ -206,10 +222,18 @@ def store(b, value, address):
     b.store(value, b.inttoptr(address, value.type.as_pointer())).align = 4
 
 
-def splat(b, scalar):
+def splat(b, scalar, lanes=LANES):
     """The same number in every lane."""
-    first = b.insert_element(UNDEFINED, scalar, I32(0))
-    return b.shuffle_vector(first, UNDEFINED, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+    undefined = ir.Constant(vector_of(lanes), ir.Undefined)
+    first = b.insert_element(undefined, scalar, I32(0))
+    return b.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+
+
+def _folded(b, vector, join):
+    """One number of all lanes: half of them with the other half, and again, always in the same order."""
+    while vector.type.count > 2:
+        vector = _halves(b, vector, vector.type.count // 2, join)
+    return join(b.extract_element(vector, I32(0)), b.extract_element(vector, I32(1)))
 
 
 def _halves(b, vector, n, join):
@@ -221,8 +245,7 @@ def _halves(b, vector, n, join):
 
 def total(b, vector):
     """The sum of the lanes, always in the same order."""
-    pair = _halves(b, _halves(b, vector, 4, b.fadd), 2, b.fadd)
-    return b.fadd(b.extract_element(pair, I32(0)), b.extract_element(pair, I32(1)))
+    return _folded(b, vector, b.fadd)
 
 
 def largest(b, vector):
@@ -231,8 +254,7 @@ def largest(b, vector):
     def join(x, y):
         return b.select(b.fcmp_ordered(">", x, y), x, y)
 
-    pair = _halves(b, _halves(b, vector, 4, join), 2, join)
-    return join(b.extract_element(pair, I32(0)), b.extract_element(pair, I32(1)))
+    return _folded(b, vector, join)
 
 
 def eight_totals(b, vectors):
@@ -291,30 +313,34 @@ def loop(b, low, high, step):
     return cgutils.for_range_slice(b, low, high, step, I64, inc=True)
 
 
-def number(value: float):
+def number(value: float, lanes: int = LANES):
     """A constant in every lane."""
-    return ir.Constant(VECTOR, [value] * LANES)
+    return ir.Constant(vector_of(lanes), [value] * lanes)
 
 
 def exponential(b, x):
     """e to the x, for x of at most 0 or so: to the last bit or two of a float."""
-    least = number(-87.3)
+    lanes = x.type.count
+
+    def every(value):
+        return number(value, lanes)
+
+    least = every(-87.3)
     tiny = b.fcmp_ordered("<", x, least)
     x = b.select(tiny, least, x)
-    floor = cgutils.get_or_insert_function(
-        b.module, ir.FunctionType(VECTOR, [VECTOR]), "llvm.floor.v8f32"
-    )
-    n = b.call(floor, [fma(b, x, number(1.44269504088896341), number(0.5))])
-    x = fma(b, n, number(-0.693359375), x)
-    x = fma(b, n, number(2.12194440e-4), x)
-    y = number(1.9875691500e-4)
+    kind = ir.FunctionType(x.type, [x.type])
+    floor = cgutils.get_or_insert_function(b.module, kind, f"llvm.floor.{_suffix(x.type)}")
+    n = b.call(floor, [fma(b, x, every(1.44269504088896341), every(0.5))])
+    x = fma(b, n, every(-0.693359375), x)
+    x = fma(b, n, every(2.12194440e-4), x)
+    y = every(1.9875691500e-4)
     for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5):
-        y = fma(b, y, x, number(factor))
-    y = b.fadd(fma(b, y, b.fmul(x, x), x), number(1.0))
-    whole = ir.VectorType(I32, LANES)
-    power = b.add(b.fptosi(n, whole), ir.Constant(whole, [127] * LANES))
-    power = b.bitcast(b.shl(power, ir.Constant(whole, [23] * LANES)), VECTOR)
-    return b.select(tiny, ZERO, b.fmul(y, power))
+        y = fma(b, y, x, every(factor))
+    y = b.fadd(fma(b, y, b.fmul(x, x), x), every(1.0))
+    whole = ir.VectorType(I32, lanes)
+    power = b.add(b.fptosi(n, whole), ir.Constant(whole, [127] * lanes))
+    power = b.bitcast(b.shl(power, ir.Constant(whole, [23] * lanes)), x.type)
+    return b.select(tiny, every(0.0), b.fmul(y, power))
 
 
 @intrinsic

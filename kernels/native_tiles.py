@@ -28,8 +28,6 @@ from epicrag.kernels.native_jit import (
     LANES,
     N_NUMBERS,
     TAGS,
-    VECTOR,
-    ZERO,
     compiled,
     exponential,
     float_of,
@@ -39,12 +37,15 @@ from epicrag.kernels.native_jit import (
     largest,
     load,
     loop,
+    number,
     octets,
     splat,
     store,
     total,
+    vector_of,
     wholes,
     widen,
+    widest,
 )
 from epicrag.kernels.native_table import (
     BIAS,
@@ -61,14 +62,18 @@ from epicrag.kernels.native_table import (
     Header,
 )
 
-_ROWS = 6
-"""Queries of a tile: with sixteen columns, their sums and one row of each side fill sixteen registers."""
+_LANES = widest()
 
-_WIDE = 16
+_ROWS = 6
+"""Queries of a tile: with two vectors of columns, their sums and one row of each side fill sixteen registers."""
+
+_VECTOR, _ZERO = vector_of(_LANES), number(0.0, _LANES)
+
+_WIDE = 2 * _LANES
 """Columns of a tile."""
 
 _TOGETHER = 4
-"""Tiles that meet sixteen columns one after the other, while these are in the first cache."""
+"""Tiles that meet the same columns one after the other, while these are in the first cache."""
 
 _PITCH = 4 * (PIECE + _WIDE)
 """Bytes from one query's scores to the next one's: not a power of two."""
@@ -79,31 +84,33 @@ _NUMBERS = 1 << 16
 
 @intrinsic
 def _score_tile(context, query, panel, dim, out):
-    """Products of six queries, laid out entry by entry, with sixteen keys, likewise; rows of `out` are _PITCH apart."""
+    """Products of six queries, laid out entry by entry, with a panel's keys, likewise; rows of `out` are _PITCH apart."""
 
     def generate(context, b, signature, arguments):
         query, panel, dim, out = arguments
-        cells = [(i, j) for i in range(_ROWS) for j in range(_WIDE // LANES)]
-        sums = {cell: cgutils.alloca_once(b, VECTOR) for cell in cells}
+        cells = [(i, j) for i in range(_ROWS) for j in range(_WIDE // _LANES)]
+        sums = {cell: cgutils.alloca_once(b, _VECTOR) for cell in cells}
         for place in sums.values():
-            b.store(ZERO, place)
+            b.store(_ZERO, place)
         with loop(b, I64(0), dim, I64(1)) as (d, _):
             q = b.add(query, b.mul(d, I64(4 * _ROWS)))
             k = b.add(panel, b.mul(d, I64(4 * _WIDE)))
-            keys = [load(b, b.add(k, I64(4 * LANES * j))) for j in range(_WIDE // LANES)]
+            keys = [load(b, b.add(k, I64(4 * _LANES * j)), _VECTOR) for j in range(_WIDE // _LANES)]
             for i in range(_ROWS):
-                one = splat(b, load(b, b.add(q, I64(4 * i)), F32))
+                one = splat(b, load(b, b.add(q, I64(4 * i)), F32), _LANES)
                 for j, key in enumerate(keys):
                     b.store(fma(b, key, one, b.load(sums[i, j])), sums[i, j])
         for (i, j), place in sums.items():
-            store(b, b.load(place), b.add(out, I64(_PITCH * i + 4 * LANES * j)))
+            store(b, b.load(place), b.add(out, I64(_PITCH * i + 4 * _LANES * j)))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), generate
 
 
-def _mix(width: int):
+def _mix(width: int, lanes: int = _LANES):
     """Six rows of sums, each times its factor, and n rows of `width` vectors of values times their weights."""
+
+    kind = vector_of(lanes)
 
     @intrinsic
     def mix(context, weights, value, pitch, n, factors, out, out_pitch):
@@ -111,20 +118,20 @@ def _mix(width: int):
             weights, value, pitch, n, factors, out, out_pitch = arguments
             cells = [(i, j) for i in range(_ROWS) for j in range(width)]
             places = {
-                (i, j): b.add(b.add(out, b.mul(out_pitch, I64(i))), I64(4 * LANES * j))
+                (i, j): b.add(b.add(out, b.mul(out_pitch, I64(i))), I64(4 * lanes * j))
                 for i, j in cells
             }
-            sums = {cell: cgutils.alloca_once(b, VECTOR) for cell in cells}
+            sums = {cell: cgutils.alloca_once(b, kind) for cell in cells}
             for i in range(_ROWS):
-                factor = splat(b, load(b, b.add(factors, I64(4 * i)), F32))
+                factor = splat(b, load(b, b.add(factors, I64(4 * i)), F32), lanes)
                 for j in range(width):
-                    b.store(b.fmul(load(b, places[i, j]), factor), sums[i, j])
+                    b.store(b.fmul(load(b, places[i, j], kind), factor), sums[i, j])
             with loop(b, I64(0), n, I64(1)) as (row, _):
                 v = b.add(value, b.mul(row, pitch))
                 w = b.add(weights, b.shl(row, I64(2)))
-                values = [load(b, b.add(v, I64(4 * LANES * j))) for j in range(width)]
+                values = [load(b, b.add(v, I64(4 * lanes * j)), kind) for j in range(width)]
                 for i in range(_ROWS):
-                    one = splat(b, load(b, b.add(w, I64(_PITCH * i)), F32))
+                    one = splat(b, load(b, b.add(w, I64(_PITCH * i)), F32), lanes)
                     for j, each in enumerate(values):
                         b.store(fma(b, each, one, b.load(sums[i, j])), sums[i, j])
             for cell, place in sums.items():
@@ -136,18 +143,18 @@ def _mix(width: int):
     return mix
 
 
-_mix_2, _mix_1 = _mix(2), _mix(1)
+_mix_2, _mix_1, _mix_8 = _mix(2), _mix(1), _mix(1, LANES)
 
 
 @intrinsic
 def _largest(context, scores, n, known):
-    """The largest of n scores (in eights) and `known`."""
+    """The largest of n scores (whole vectors) and `known`."""
 
     def generate(context, b, signature, arguments):
         scores, n, known = arguments
-        top = cgutils.alloca_once_value(b, splat(b, known))
-        with loop(b, I64(0), n, I64(LANES)) as (index, _):
-            value, best = load(b, b.add(scores, b.shl(index, I64(2)))), b.load(top)
+        top = cgutils.alloca_once_value(b, splat(b, known, _LANES))
+        with loop(b, I64(0), n, I64(_LANES)) as (index, _):
+            value, best = load(b, b.add(scores, b.shl(index, I64(2))), _VECTOR), b.load(top)
             b.store(b.select(b.fcmp_ordered(">", best, value), best, value), top)
         return largest(b, b.load(top))
 
@@ -156,15 +163,15 @@ def _largest(context, scores, n, known):
 
 @intrinsic
 def _powers(context, scores, n, most):
-    """n scores (in eights) to e to the power of what they are below `most`; returns their sum."""
+    """n scores (whole vectors) to e to the power of what they are below `most`; returns their sum."""
 
     def generate(context, b, signature, arguments):
         scores, n, most = arguments
-        most = splat(b, most)
-        mass = cgutils.alloca_once_value(b, ZERO)
-        with loop(b, I64(0), n, I64(LANES)) as (index, _):
+        most = splat(b, most, _LANES)
+        mass = cgutils.alloca_once_value(b, _ZERO)
+        with loop(b, I64(0), n, I64(_LANES)) as (index, _):
             address = b.add(scores, b.shl(index, I64(2)))
-            value = exponential(b, b.fsub(load(b, address), most))
+            value = exponential(b, b.fsub(load(b, address, _VECTOR), most))
             store(b, value, address)
             b.store(b.fadd(b.load(mass), value), mass)
         return total(b, b.load(mass))
@@ -223,7 +230,7 @@ def _turned_halves(context, row, half, cos, sin):
 
 @intrinsic
 def _lay_out(context, rows, dim, panel):
-    """Eight rows of `dim` floats (in eights), one after the other, to eight of a panel's sixteen columns."""
+    """Eight rows of `dim` floats (in eights), one after the other, to eight of a panel's columns."""
 
     def generate(context, b, signature, arguments):
         rows, dim, panel = arguments
@@ -474,8 +481,11 @@ def _attention(tag, size):
                                     for x in range(tile, upto):
                                         _score_tile(tiles + x * _ROWS * dim * 4, panel + c * dim * 4, dim,
                                                     scores + (x - tile) * _ROWS * _PITCH + c * 4)  # fmt: skip
-                                left, end_c = max(left, first), (right + 7) // 8 * 8
-                                begin_c = left // 8 * 8
+                                left, end_c = (
+                                    max(left, first),
+                                    (right + _LANES - 1) // _LANES * _LANES,
+                                )
+                                begin_c = left // _LANES * _LANES
                                 for x in range(tile * _ROWS, upto * _ROWS):
                                     i = x - tile * _ROWS
                                     here = scores + i * _PITCH + begin_c * 4
@@ -503,11 +513,18 @@ def _attention(tag, size):
                                 v = value + left * pitch_v
                                 d = 0
                                 while d < value_dim:
+                                    wide = (
+                                        _WIDE
+                                        if value_dim - d >= _WIDE
+                                        else _LANES
+                                        if value_dim - d >= _LANES
+                                        else 8
+                                    )
                                     for x in range(tile, upto):
                                         w = scores + (x - tile) * _ROWS * _PITCH + left * 4
                                         f = factors + (x - tile) * _ROWS * 4
                                         o = sums + (x * _ROWS * value_dim + d) * 4
-                                        if value_dim - d >= 16:
+                                        if wide == _WIDE:
                                             _mix_2(
                                                 w,
                                                 v + d * 4,
@@ -517,7 +534,7 @@ def _attention(tag, size):
                                                 o,
                                                 value_dim * 4,
                                             )
-                                        else:
+                                        elif wide == _LANES:
                                             _mix_1(
                                                 w,
                                                 v + d * 4,
@@ -527,7 +544,17 @@ def _attention(tag, size):
                                                 o,
                                                 value_dim * 4,
                                             )
-                                    d += 16
+                                        else:
+                                            _mix_8(
+                                                w,
+                                                v + d * 4,
+                                                pitch_v,
+                                                right - left,
+                                                f,
+                                                o,
+                                                value_dim * 4,
+                                            )
+                                    d += wide
                     for row in range(rows):
                         o = (
                             (low + row // repeat) * heads + group * repeat + row % repeat
