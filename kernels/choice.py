@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from epicrag.kernels import native
 
@@ -99,6 +101,11 @@ def choices(device: torch.device) -> dict[str, Choice]:
         attention = Choice("torch", f"{blocked}: {lacking}")
     same = Choice("torch", "one pass over memory already, with nothing to fuse on a CPU")
     return {name: attention if name == "segment_attention" else same for name in names}
+
+
+def current(x: Tensor) -> AbstractContextManager[Any]:
+    """Make x's GPU the current one, which is where Triton launches."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def _first_line(error: Exception) -> str:

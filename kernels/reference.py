@@ -48,10 +48,13 @@ def rotate(
     x's rows. One constant rotation relocates a whole segment whatever the positions of its rows, since
     `R(n + delta) = R(delta) R(n)`. `out`: takes the result; it may be x.
     """
+    wide = torch.promote_types(x.dtype, torch.float32)
     if isinstance(delta, Shifts):
-        rows = delta.of_rows(x.shape[-2])
-        delta = torch.tensor(delta.deltas, dtype=torch.int64)[rows.long()].to(x.device)
-    cos, sin = angles(delta, rotary, torch.promote_types(x.dtype, torch.float32))
+        rows = delta.of_rows(x.shape[-2]).to(rotary.inv_freq.device)
+        cos, sin = angles(torch.tensor(delta.deltas, dtype=torch.int64), rotary, wide)
+        cos, sin = cos[rows], sin[rows]
+    else:
+        cos, sin = angles(delta, rotary, wide)
     turned = turn(x, cos, sin, rotary)
     return turned if out is None else out.copy_(turned)
 

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from epicrag.kernels.choice import current
 from epicrag.kernels.rounding import Rounded
 from epicrag.kernels.tables import LayerKind, Rotary
 from epicrag.kernels.triton_aot import Specimen
@@ -694,63 +695,66 @@ def attend(
     out = queries.new_empty(n, heads, value_dim)
     sums = torch.empty(n, heads, dtype=torch.float32, device=queries.device)
     eight = _eight(rounded if table.rounded else None, keys)
-    for launch in table.launches:
-        cut = launch.tile
-        programs = groups * cut.parts
-        size = launch.n_slots * programs * cut.block_m
-        partial = out.new_empty(size * value_dim, dtype=torch.float32)
-        partial_sums = out.new_empty(size, dtype=torch.float32)
-        attend_kernel[(launch.items.shape[0], programs)](
-            queries,
-            out,
-            sums,
-            partial,
-            partial_sums,
-            keys,
-            values,
-            *eight.tensors,
-            launch.items,
-            table.pieces,
-            table.positions,
-            table.explicit,
-            table.cos,
-            table.sin,
-            table.local_cos,
-            table.local_sin,
-            queries.stride(0),
-            queries.stride(1),
-            heads * value_dim,
-            keys.stride(0),
-            keys.stride(1),
-            values.stride(0),
-            values.stride(1),
-            *eight.strides,
-            keys.shape[1],
-            scale,
-            kind.window or 0,
-            kind.softcap or 1.0,
-            **constants(cut, kind, dim, value_dim, heads // groups, table.rounded, table.changed),
-            WIDEN=triton.knobs.runtime.interpret,
-            num_warps=cut.warps,
-            num_stages=cut.stages,
-        )
-        if launch.n_slots:
-            merge_kernel[(launch.blocks.shape[0], programs)](
+    with current(queries):
+        for launch in table.launches:
+            cut = launch.tile
+            programs = groups * cut.parts
+            size = launch.n_slots * programs * cut.block_m
+            partial = out.new_empty(size * value_dim, dtype=torch.float32)
+            partial_sums = out.new_empty(size, dtype=torch.float32)
+            attend_kernel[(launch.items.shape[0], programs)](
+                queries,
                 out,
                 sums,
                 partial,
                 partial_sums,
-                launch.blocks,
+                keys,
+                values,
+                *eight.tensors,
+                launch.items,
+                table.pieces,
+                table.positions,
+                table.explicit,
+                table.cos,
+                table.sin,
+                table.local_cos,
+                table.local_sin,
+                queries.stride(0),
+                queries.stride(1),
                 heads * value_dim,
-                REPEAT=heads // groups,
-                HEADS=cut.heads,
-                PARTS=cut.parts,
-                DV=value_dim,
-                BLOCK_V=cut.dim_v,
-                BLOCK_M=cut.block_m,
-                VALUES=wanted,
-                num_warps=4,
+                keys.stride(0),
+                keys.stride(1),
+                values.stride(0),
+                values.stride(1),
+                *eight.strides,
+                keys.shape[1],
+                scale,
+                kind.window or 0,
+                kind.softcap or 1.0,
+                **constants(
+                    cut, kind, dim, value_dim, heads // groups, table.rounded, table.changed
+                ),
+                WIDEN=triton.knobs.runtime.interpret,
+                num_warps=cut.warps,
+                num_stages=cut.stages,
             )
+            if launch.n_slots:
+                merge_kernel[(launch.blocks.shape[0], programs)](
+                    out,
+                    sums,
+                    partial,
+                    partial_sums,
+                    launch.blocks,
+                    heads * value_dim,
+                    REPEAT=heads // groups,
+                    HEADS=cut.heads,
+                    PARTS=cut.parts,
+                    DV=value_dim,
+                    BLOCK_V=cut.dim_v,
+                    BLOCK_M=cut.block_m,
+                    VALUES=wanted,
+                    num_warps=4,
+                )
     return out, sums
 
 

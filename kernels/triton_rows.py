@@ -7,7 +7,6 @@ free but the last, which is 1. Row numbers that no row has are passed over.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from epicrag.kernels import reference
+from epicrag.kernels.choice import current
 from epicrag.kernels.tables import Rotary, RowSet, Shifts
 from epicrag.kernels.triton_aot import Specimen
 
@@ -230,7 +230,7 @@ def rotate(
     plan = plan_rotate(x.shape[-1], rotary.dim)
     layers, groups = four.shape[:2]
     grid = (triton.cdiv(n, plan.block_rows), triton.cdiv(layers * groups, plan.heads))
-    with _on(x):
+    with current(x):
         rotate_kernel[grid](
             four, four_out, cos, sin, table, n, layers * groups, groups,
             *four.stride()[:3], *four_out.stride()[:3],
@@ -301,7 +301,7 @@ def move_rows(
         plan = plan_move(n, first.shape[3], second.shape[3])
         layers, groups = first.shape[:2]
         grid = (triton.cdiv(n, plan.block_rows), layers * groups, 1 if single else 2)
-        with _on(first_out):
+        with current(first_out):
             move_rows_kernel[grid](
                 first, first_out, None if single else second, None if single else second_out,
                 source_table, target_table,
@@ -337,7 +337,7 @@ def append(
         return
     keys, values = _contiguous_rows(keys), _contiguous_rows(values)
     plan = plan_move(n, keys.shape[2], values.shape[2])
-    with _on(pool_keys):
+    with current(pool_keys):
         append_kernel[(triton.cdiv(n, plan.block_rows), groups, 2)](
             keys, values, pool_keys, pool_values, table, n, start, pool_keys.shape[1],
             *keys.stride()[:2], *values.stride()[:2],
@@ -446,11 +446,6 @@ def _check_apart(
             raise ValueError(
                 f"{n:,} rows from {source_from[1]:,} overlap those from {target_from[1]:,}"
             )
-
-
-def _on(x: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current GPU."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 # --- ahead of time --------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from epicrag.kernels.choice import current
 from epicrag.kernels.rounding import Rounded
 from epicrag.kernels.tables import LayerKind, Rotary, Rows
 from epicrag.kernels.triton_attention import (
@@ -470,38 +471,41 @@ def column_sums(
     if table.rounded and rounded is not None:
         keys8, key_scales = _dense(rounded.keys), _dense(rounded.key_scales)
     if len(columns.tasks):
-        columns_kernel[(len(columns.tasks), groups * cut.parts)](
-            asking,
-            logs,
-            out,
-            keys,
-            keys8,
-            key_scales,
-            columns.tasks,
-            table.pieces,
-            table.positions,
-            table.explicit,
-            table.cos,
-            table.sin,
-            table.local_cos,
-            table.local_sin,
-            asking.stride(0),
-            asking.stride(1),
-            out.stride(0),
-            keys.stride(0),
-            keys.stride(1),
-            keys8.stride(0),
-            keys8.stride(1),
-            key_scales.stride(0),
-            keys.shape[1],
-            scale,
-            kind.window or 0,
-            kind.softcap or 1.0,
-            **constants(cut, kind, queries.shape[2], heads // groups, table.rounded, table.changed),
-            WIDEN=triton.knobs.runtime.interpret,
-            num_warps=cut.warps,
-            num_stages=cut.stages,
-        )
+        with current(queries):
+            columns_kernel[(len(columns.tasks), groups * cut.parts)](
+                asking,
+                logs,
+                out,
+                keys,
+                keys8,
+                key_scales,
+                columns.tasks,
+                table.pieces,
+                table.positions,
+                table.explicit,
+                table.cos,
+                table.sin,
+                table.local_cos,
+                table.local_sin,
+                asking.stride(0),
+                asking.stride(1),
+                out.stride(0),
+                keys.stride(0),
+                keys.stride(1),
+                keys8.stride(0),
+                keys8.stride(1),
+                key_scales.stride(0),
+                keys.shape[1],
+                scale,
+                kind.window or 0,
+                kind.softcap or 1.0,
+                **constants(
+                    cut, kind, queries.shape[2], heads // groups, table.rounded, table.changed
+                ),
+                WIDEN=triton.knobs.runtime.interpret,
+                num_warps=cut.warps,
+                num_stages=cut.stages,
+            )
     return list(out.split(columns.lengths, 1))
 
 
