@@ -115,7 +115,7 @@ def measure(
     values = torch.randn(LAYERS, groups, n, dim).to(dtype)
     queries = torch.randn(len(positions), groups * repeat, dim).to(dtype)
     rows = [ops.Rows(0, len(positions), positions, spans)]
-    face = ops.prepare(rows, kind, torch.float32)
+    face = ops.prepare(rows, kind, torch.float32, dtype)
     calls = cpu.prepare(positions, spans, kind, torch.float32)
     layer = cycle(range(LAYERS))
     ways: dict[str, Callable[[], Any]] = {}
@@ -167,14 +167,14 @@ def measure(
     row["of ceiling"] = round(taken["matmul"] / taken["ours"], 2)
     row["x torch"] = round(taken["torch"] / taken["ours"], 2)
     row["x copy"] = round(taken["copy+sdpa"] / taken["ours"], 2)
-    row["prepare ms"] = round(in_turns({"p": lambda: ready(rows, kind)}, 3)["p"] * 1e3, 2)
+    row["prepare ms"] = round(in_turns({"p": lambda: ready(rows, kind, dtype)}, 3)["p"] * 1e3, 2)
     return row
 
 
-def ready(rows: list[ops.Rows], kind: ops.LayerKind) -> None:
+def ready(rows: list[ops.Rows], kind: ops.LayerKind, dtype: torch.dtype) -> None:
     """All that a forward pass works out once."""
-    prepared = ops.prepare(rows, kind, torch.float32)
-    prepared.tiles() if prepared.is_compiled else prepared.wide(0)
+    prepared = ops.prepare(rows, kind, torch.float32, dtype)
+    prepared.tiles() if prepared.in_tiles else prepared.wide(0)
 
 
 def cases(parts: list[str], sizes: list[int]) -> dict[str, Case]:

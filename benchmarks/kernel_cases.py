@@ -274,7 +274,7 @@ def _attention(what: str, laid: Laid, rounded: bool) -> Case:
     queries = place.random(laid.n_own, g.heads, g.dim)
     rows = laid.rows()
     wide = torch.promote_types(place.dtype, torch.float32)
-    prepared = ops.prepare(rows, store.kind, wide)
+    prepared = ops.prepare(rows, store.kind, wide, place.dtype)
 
     def attend(prepared: ops.Prepared) -> Tensor:
         i = next(store.turn)
@@ -306,7 +306,7 @@ def _attention(what: str, laid: Laid, rounded: bool) -> Case:
         lambda: attend(prepared),
         lambda: torchs(*ready[next(store.turn)]),
         lambda: torchs(*store.side_by_side(next(store.turn))),
-        lambda: attend(ops.prepare(rows, store.kind, wide)),
+        lambda: attend(ops.prepare(rows, store.kind, wide, place.dtype)),
     )
 
 

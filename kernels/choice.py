@@ -96,7 +96,10 @@ def choices(device: torch.device) -> dict[str, Choice]:
         }
     blocked = "torch's blocked attention per span, merged by log-sum-exp, no key copied"
     lacking = native.why_not()
-    attention = Choice("compiled", "few queries one by one, many in tiles, no key copied")
+    why = "few queries one by one, many in tiles, no key copied"
+    if not lacking and native.has_matrix_units():
+        why += "; many in bfloat16 by torch, on the processor's matrix units"
+    attention = Choice("compiled", why)
     if lacking:
         attention = Choice("torch", f"{blocked}: {lacking}")
     same = Choice("torch", "one pass over memory already, with nothing to fuse on a CPU")

@@ -7,6 +7,7 @@ when the first of them is wanted, and compiles each function once a machine.
 from __future__ import annotations
 
 import platform
+from collections import defaultdict
 from functools import cache
 
 from epicrag.kernels.native_steps import append, gated, rms_norm, rope
@@ -22,6 +23,7 @@ __all__ = [
     "attend",
     "attend_many",
     "gated",
+    "has_matrix_units",
     "linear",
     "pack",
     "prepare_native",
@@ -59,6 +61,12 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+@cache
+def has_matrix_units() -> bool:
+    """Whether the processor multiplies matrices in bfloat16: torch's products are then faster than ours."""
+    return platform.machine().lower() in ("x86_64", "amd64") and _features()["amx-bf16"]
+
+
 def _lacking(cpu: str | None, features: str | None) -> str | None:
     """Say what the processor lacks: without it, narrow weights are widened by calls that may not even exist."""
     machine = platform.machine().lower()
@@ -66,12 +74,18 @@ def _lacking(cpu: str | None, features: str | None) -> str | None:
         return None
     if machine not in ("x86_64", "amd64"):
         return f"the compiled kernels know x86-64 and ARM-64, not {machine}"
+    known = _features(cpu, features)
+    missing = [name for name in ("avx2", "fma", "f16c") if not known[name]]
+    return f"the processor lacks {', '.join(missing)}" if missing else None
+
+
+def _features(cpu: str | None = None, features: str | None = None) -> defaultdict[str, bool]:
+    """What the processor can do, or one that numba was told to compile for."""
     import llvmlite.binding as llvm
 
-    known = dict(llvm.get_host_cpu_features())
+    known = defaultdict(bool, llvm.get_host_cpu_features())
     if cpu and cpu != "host":
-        known = {}
+        known.clear()
     for feature in (features or "").split(","):
         known[feature.strip("+-")] = feature.startswith("+")
-    missing = [name for name in ("avx2", "fma", "f16c") if not known.get(name)]
-    return f"the processor lacks {', '.join(missing)}" if missing else None
+    return known

@@ -109,6 +109,9 @@ def append(
 NARROW_QUERIES = 4
 """Queries of one request up to which the compiled kernel takes them one by one, and not in tiles."""
 
+NARROW_BESIDE_TORCH = 16
+"""The same where those of many queries are torch's."""
+
 
 @dataclass(slots=True, eq=False)
 class Prepared:
@@ -122,6 +125,8 @@ class Prepared:
     """How many requests, from the first, have few queries."""
     is_compiled: bool = False
     """Whether the compiled kernels may be used."""
+    in_tiles: bool = False
+    """Whether they serve requests of many queries, too."""
     _table: native.Table | None = None
     _tiles: native.Table | None = None
     _wide: dict[int, cpu.Prepared] = field(default_factory=dict)
@@ -172,22 +177,23 @@ class Prepared:
         return self._wide[index]
 
 
-def prepare(rows: Sequence[Rows], kind: LayerKind, dtype: torch.dtype) -> Prepared:
+def prepare(
+    rows: Sequence[Rows], kind: LayerKind, dtype: torch.dtype, operands: torch.dtype | None = None
+) -> Prepared:
     """Say once per forward pass what `segment_attention` is about in every layer of a kind.
 
-    `dtype`: what rotations are worked out in. Where the compiled kernels run, one call of them serves the requests
-    of at most NARROW_QUERIES queries that stand first in the batch, and another all others.
+    `dtype`: what rotations are worked out in; `operands`: what queries and keys are in. Where the compiled kernels
+    run, one call of them serves the requests of at most NARROW_QUERIES queries that stand first in the batch, and
+    another all others; but products in bfloat16, where the processor has units for them, are left to torch.
     """
     chosen = back_end(rows[0].positions.device) if rows else "reference"
-    n_narrow = 0
     is_compiled = chosen == "cpu" and dtype == torch.float32 and native.why_not() is None
-    while is_compiled and n_narrow < len(rows) and _is_narrow(rows[n_narrow]):
+    in_tiles = is_compiled and not (operands == torch.bfloat16 and native.has_matrix_units())
+    limit = 0 if not is_compiled else NARROW_QUERIES if in_tiles else NARROW_BESIDE_TORCH
+    n_narrow = 0
+    while n_narrow < len(rows) and rows[n_narrow].high - rows[n_narrow].low <= limit:
         n_narrow += 1
-    return Prepared(tuple(rows), kind, dtype, chosen, n_narrow, is_compiled)
-
-
-def _is_narrow(rows: Rows) -> bool:
-    return rows.high - rows.low <= NARROW_QUERIES
+    return Prepared(tuple(rows), kind, dtype, chosen, n_narrow, is_compiled, in_tiles)
 
 
 def segment_attention(
@@ -216,7 +222,8 @@ def segment_attention(
     rows = prepared.rows
     if n_narrow == len(rows):
         return _narrow(queries, keys, values, prepared, scale, rounded)
-    if is_compiled and not n_narrow:
+    in_tiles = is_compiled and prepared.in_tiles
+    if in_tiles and not n_narrow:
         return _tiled(queries, keys, values, prepared, scale, rounded)
     if len(rows) == 1:
         return _wide(0, queries, keys, values, prepared, scale, rounded)
@@ -224,7 +231,7 @@ def segment_attention(
     if n_narrow:
         high = rows[n_narrow - 1].high
         out[:high] = _narrow(queries[:high], keys, values, prepared, scale, rounded)
-    if is_compiled:
+    if in_tiles:
         low = rows[n_narrow].low
         out[low:] = _tiled(queries[low:], keys, values, prepared, scale, rounded)
         return out

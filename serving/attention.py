@@ -151,10 +151,12 @@ class FlatBatch:
                 self._correct(layer, index, request.correction, kind, depth, keys, values)
         if kind not in self._prepared:
             tables = [ops.Rows(r.low, r.high, r.positions, r.spans) for r in self.requests]
-            self._prepared[kind] = ops.prepare(tables, self.layers.kinds[kind], self.dtype)
+            given = tables, self.layers.kinds[kind], self.dtype, queries.dtype
+            self._prepared[kind] = ops.prepare(*given)
         queries = queries.transpose(0, 1)  # (T, H, D)
-        given = queries, pool_keys, pool_values, self._prepared[kind], scale
-        return ops.segment_attention(*given, self.pool.rounded(layer))
+        return ops.segment_attention(
+            queries, pool_keys, pool_values, self._prepared[kind], scale, self.pool.rounded(layer)
+        )
 
     def _rows(self) -> Tensor | slice:
         """Pool rows of all tokens of the batch: a slice where they are neighbours, but on a GPU, which would wait."""

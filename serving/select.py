@@ -332,6 +332,7 @@ class _Deviating:
             [ops.Rows(0, n, self._positions, spans)],
             layers.kinds[layers.of_layer[0]],
             compute_dtype(self._look.model.dtype),
+            keys.dtype,
         )
         return ops.segment_attention(
             queries.transpose(0, 1),

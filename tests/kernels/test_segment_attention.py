@@ -170,3 +170,31 @@ def test_the_face_says_which_back_end_and_why():
     chosen = ops.choices(torch.device("cpu"))["segment_attention"]
     assert chosen.name in ("compiled", "torch")
     assert "no key copied" in chosen.why
+
+
+@pytest.mark.parametrize("units", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_bfloat16_is_left_to_the_processors_matrix_units(monkeypatch, units, dtype):
+    """Where it has any; and whoever does the work, the result is that of the reference."""
+    if ops.native.why_not() is not None:
+        pytest.skip(str(ops.native.why_not()))
+    monkeypatch.setattr(ops.native, "has_matrix_units", lambda: units)
+    asked = []
+    tiles = ops.native.attend_many
+    monkeypatch.setattr(
+        ops.native, "attend_many", lambda *a, **k: asked.append(len(a[0])) or tiles(*a, **k)
+    )
+    positions = torch.arange(100, 140)
+    rows = [ops.Rows(0, 40, positions, [ops.Span(0, 90, 5, 5), ops.Span(90, 40, 0, 100)])]
+    kind = ops.LayerKind(make_rotary())
+    dim = make_rotary().dim
+    queries, keys, values = (
+        torch.randn(n, m, dim).to(dtype) for n, m in ((40, 4), (2, 200), (2, 200))
+    )
+    prepared = ops.prepare(rows, kind, torch.float32, dtype)
+    got = ops.segment_attention(queries, keys, values, prepared, 0.3)
+    want = reference.segment_attention(
+        queries.double(), positions, keys.double(), values.double(), rows[0].spans, kind, 0.3
+    )[0]
+    assert asked == ([] if units and dtype == torch.bfloat16 else [40])
+    assert (got.double() - want).abs().max() < (1e-5 if dtype == torch.float32 else 3e-2)
