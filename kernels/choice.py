@@ -103,7 +103,9 @@ def choices(device: torch.device) -> dict[str, Choice]:
     if lacking:
         attention = Choice("torch", f"{blocked}: {lacking}")
     same = Choice("torch", "one pass over memory already, with nothing to fuse on a CPU")
-    return {name: attention if name == "segment_attention" else same for name in names}
+    sums = Choice("torch", "its products span by span, without the whole matrix")
+    own = {"segment_attention": attention, "column_sums": sums}
+    return {name: own.get(name, same) for name in names}
 
 
 def current(x: Tensor) -> AbstractContextManager[Any]:
