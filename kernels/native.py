@@ -63,8 +63,13 @@ def _first_line(error: Exception) -> str:
 
 @cache
 def has_matrix_units() -> bool:
-    """Whether the processor multiplies matrices in bfloat16: torch's products are then faster than ours."""
-    return platform.machine().lower() in ("x86_64", "amd64") and _features()["amx-bf16"]
+    """Whether the processor multiplies matrices in bfloat16, and torch has it do so."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    try:
+        return _features()["amx-bf16"]
+    except ImportError:
+        return False
 
 
 def _lacking(cpu: str | None, features: str | None) -> str | None:

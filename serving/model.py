@@ -6,7 +6,6 @@ model (`probe.py`), and what reuse cannot be right for is refused with the reaso
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from epicrag.errors import DeviceError, UsageError
-from epicrag.kernels import ops
+from epicrag.kernels import native, ops
 from epicrag.serving import attention, probe
 from epicrag.serving.fingerprint import model_fingerprint
 from epicrag.serving.forward import Fast, choose
@@ -255,7 +254,10 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(name: str, device: torch.device, folder: Path) -> torch.dtype:
-    """Resolve a dtype; `auto` measures on the device at hand, and looks whether float32 fits."""
+    """Resolve a dtype; `auto` asks what the device multiplies, and looks whether float32 fits.
+
+    It does not time anything: KV is kept by the dtype it was computed in, and has to be found again.
+    """
     named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name in named:
         return named[name]
@@ -263,7 +265,7 @@ def _dtype(name: str, device: torch.device, folder: Path) -> torch.dtype:
         raise UsageError(f"unknown dtype {name!r}", f"use auto, {', '.join(named)}")
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    if _weights_bytes(folder) * 2 > _available_bytes() // 2 or _bfloat16_is_faster():
+    if _weights_bytes(folder) * 2 > _available_bytes() // 2 or native.has_matrix_units():
         return torch.bfloat16
     return torch.float32
 
@@ -277,18 +279,3 @@ def _available_bytes() -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
-
-
-def _bfloat16_is_faster() -> bool:
-    """Time one wide product in both dtypes: without bfloat16 units it is several times slower."""
-    if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2"):
-        return False  # no such processor has them: not even the probe need run
-    times = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        left, right = torch.randn(128, 512).to(dtype), torch.randn(512, 1024).to(dtype)
-        torch.mm(left, right)
-        start = time.perf_counter()
-        for _ in range(2):
-            torch.mm(left, right)
-        times[dtype] = time.perf_counter() - start
-    return times[torch.bfloat16] < 0.8 * times[torch.float32]

@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 
+import epicrag.kernels
 from epicrag import checkup
 from epicrag.config import load_config
 from epicrag.kernels import choice, native
@@ -135,6 +136,7 @@ def gpu(monkeypatch):
         rows = types.ModuleType("epicrag.kernels.triton_rows")
         rows.check = check
         monkeypatch.setitem(sys.modules, "epicrag.kernels.triton_rows", rows)
+        monkeypatch.setattr(epicrag.kernels, "triton_rows", rows, raising=False)
         choice._triton_lacks.cache_clear()
 
     yield first_kernel
