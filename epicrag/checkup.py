@@ -94,7 +94,9 @@ def settings(config: Config) -> Check:
     except EpicragError as error:
         return fail("settings", error.message, error.hint, UsageError.exit_code)
     files = sorted({origin for origin in config.origins.values() if origin.startswith("/")})
-    return ok("settings", f"read from {', '.join(files)}" if files else "all as by default")
+    found = f"read from {', '.join(files)}" if files else "all as by default"
+    asked = os.environ.get("EPICRAG_KERNELS", "").strip()
+    return ok("settings", f"{found}; EPICRAG_KERNELS is {asked}" if asked else found)
 
 
 def _device(config: Config) -> Check:
@@ -160,19 +162,26 @@ def _mended(lacks: str) -> str | None:
 
 def _compiled(on_gpu: bool) -> Iterator[Check]:
     """The products with a model's weights, and its forward pass as a whole."""
-    from epicrag.kernels import native
+    from epicrag.kernels import choice, native
 
     if on_gpu:
         yield ok("kernel products", "torch: the GPU's own library has them")
         yield ok("kernel decoder", "transformers' modeling code: the fast decoder is the CPU's")
         return
-    few, like = f"up to {native.NARROW} rows", "where a model is built like Llama"
+    like = "where a model is built like Llama"
+    if choice.wish() == "reference":
+        asked = f"asked for by {choice.WISH}"
+        yield ok("kernel products", f"torch: {asked}; compiled with --quantize int8 alone")
+        yield ok("kernel decoder", f"transformers' modeling code: {asked}")
+        return
     if lacking := native.why_not():
         yield ok("kernel products", f"torch: {lacking}")
         yield ok("kernel decoder", f"fast {like}, few rows as many ({lacking})")
         return
-    yield ok("kernel products", f"compiled for {few}, which wait for the weights; torch for more")
-    yield ok("kernel decoder", f"fast {like}, and compiled for {few}; proven at load")
+    few = f"up to {native.NARROW} tokens at once"
+    yield ok("kernel products", f"compiled for {few}, as they wait for the weights; torch for more")
+    proof = "if it passes its proof at load (ask -v says so)"
+    yield ok("kernel decoder", f"fast {like}, {proof}; compiled for {few}")
 
 
 def _models(config: Config) -> Iterator[Check]:

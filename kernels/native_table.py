@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from epicrag.kernels.rounding import Rounded
-from epicrag.kernels.tables import LayerKind, Rotary, Rows, Span
+from epicrag.kernels.tables import LayerKind, Reach, Rotary, Rows, Span
 
 # The columns of a span; EXPLICIT and HOLES are addresses or 0, BIAS the bits of a float.
 START, LENGTH, TURN, FIRST, EXPLICIT, CHANGE, HOLES, LOCAL, BIAS = range(9)
@@ -71,8 +71,7 @@ class Table:
     header: int
     """Its address."""
     n_queries: int
-    n_rows: int
-    """Rows that the pool must have."""
+    reach: Reach
     n_slots: int
     """Meetings of a query and a piece, at most."""
     n_met: int
@@ -86,8 +85,8 @@ class Table:
 def prepare_native(rows: Sequence[Rows], kind: LayerKind) -> Table:
     """Work out once per forward pass what `attend` does in every layer of a kind.
 
-    ValueError where a query sees no key, where the requests do not tile the batch, or on a change of rows that are
-    not at consecutive positions.
+    ValueError where a query sees no key, where the requests do not tile the batch, on spans that no pool has, or on a
+    change of rows that are not at consecutive positions.
     """
     rotary = kind.rotary
     columns: list[int] = []
@@ -95,7 +94,8 @@ def prepare_native(rows: Sequence[Rows], kind: LayerKind) -> Table:
     turn_of: dict[int, int] = {}
     kept: list[Any] = []
     n_queries = n_spans = n_pieces = n_items = n_slots = 0
-    low, high, n_rows = 1 << 60, -1, 0
+    reach = Reach(rows)
+    low, high = 1 << 60, -(1 << 60)
     for request in rows:
         n_own, own = request.high - request.low, 0
         if request.low != n_queries or len(request.positions) != n_own:
@@ -106,7 +106,6 @@ def prepare_native(rows: Sequence[Rows], kind: LayerKind) -> Table:
         for span in request.spans:
             columns += _columns(span, turn_of if rotary.dim else None, kept)
             own += -(-span.length // PIECE)
-            n_rows = max(n_rows, span.start + span.length, span.change + 1)
             if span.change >= 0 and span.length:
                 low, high = min(low, span.local), max(high, span.local + span.length)
         n_next = n_spans + len(request.spans)
@@ -116,8 +115,8 @@ def prepare_native(rows: Sequence[Rows], kind: LayerKind) -> Table:
         n_pieces += own
         n_items += own * -(-n_own // TILE)
         n_slots += own * n_own
-    low = low // _CHUNK * _CHUNK if high > 0 and rotary.dim else 0
-    high = -(-high // _CHUNK) * _CHUNK if high > 0 and rotary.dim else 0
+    changed = low < high and rotary.dim
+    low, high = (low // _CHUNK * _CHUNK, -(-high // _CHUNK) * _CHUNK) if changed else (0, 0)
     cos, sin, local = _turns_of(rotary, tuple(turn_of), low, high)
     sizes = (
         len(columns),
@@ -148,7 +147,7 @@ def prepare_native(rows: Sequence[Rows], kind: LayerKind) -> Table:
     if blind >= 0:
         raise ValueError(f"query {blind} sees no key: a token sees at least itself")
     softcap = float_bits(kind.softcap) if kind.softcap else 0
-    return Table(base, n_queries, n_rows, n_slots, n_met, softcap, (arena, cos, sin, local, *kept))
+    return Table(base, n_queries, reach, n_slots, n_met, softcap, (arena, cos, sin, local, *kept))
 
 
 def _columns(span: Span, turn_of: dict[int, int] | None, kept: list[Any]) -> tuple[int, ...]:
@@ -268,7 +267,7 @@ def _given(
         or n != table.n_queries
         or heads % groups
         or keys.shape != (groups, n_pool, dim)
-        or n_pool + (0 if rounded is None else rounded.keys.shape[1]) < table.n_rows
+        or not table.reach.fits(n_pool, 0 if rounded is None else rounded.keys.shape[1])
         or (dim | value_dim) % 8
         or not q_step == k_step == v_step == 1
         or out.shape != (n, heads, value_dim)
@@ -276,7 +275,8 @@ def _given(
     ):
         raise ValueError(
             f"queries {tuple(queries.shape)} {queries.dtype}, keys {tuple(keys.shape)} {keys.dtype} and values "
-            f"{tuple(values.shape)} {values.dtype} do not fit a table of {table.n_queries} queries over {table.n_rows} rows"
+            f"{tuple(values.shape)} {values.dtype} do not fit a table of {table.n_queries} queries over {table.reach.n_rows} rows, "
+            "or their entries do not stand side by side"
         )
     given = (
         table.header,

@@ -366,11 +366,26 @@ def _attention(tag, size):
                             _, last = _seen(spans, s, offset, length, positions[high - 1], window)
                             if last <= first:
                                 continue
-                            # Rows without holes move together: `before` counts those that are left, up to each.
+                            # Rows that some query sees move together: `before` counts those that are left, up
+                            # to each. With a window, queries that are far apart see nothing of what is between.
+                            gaps = False
+                            if window and high - low > 1:
+                                for j in range(length):
+                                    kept[j] = 0
+                                upto = first
+                                for t in range(low, high):
+                                    begin_t, end_t = _seen(
+                                        spans, s, offset, length, positions[t], window
+                                    )
+                                    gaps |= begin_t > upto and end_t > begin_t
+                                    for j in range(max(begin_t, upto), end_t):
+                                        kept[j] = 1
+                                    upto = max(upto, end_t)
                             count = 0
                             for j in range(length):
                                 before[j] = count
-                                if not holed or not holes[offset + j]:
+                                seen = not gaps or kept[j] == 1
+                                if seen and (not holed or not holes[offset + j]):
                                     kept[count] = j
                                     count += 1
                             before[length] = count
@@ -451,7 +466,7 @@ def _attention(tag, size):
                                 _lay_out(
                                     stage, dim, panel + (c // _WIDE * _WIDE * dim + c % _WIDE) * 4
                                 )
-                            if rounded or size != 4 or change >= 0 or holed:
+                            if rounded or size != 4 or change >= 0 or holed or gaps:
                                 to = base + 4 * value_at
                                 for j in range(first, last):
                                     at = to + j * value_dim * 4

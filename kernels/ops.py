@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from epicrag.kernels import cpu, native, reference, select
-from epicrag.kernels.choice import BackEnd, Choice, back_end, choices
+from epicrag.kernels.choice import WISH, BackEnd, Choice, back_end, choices, triton_lacks, wish
 from epicrag.kernels.rounding import Rounded, round_rows, span_keys, span_values, widen_rows
 from epicrag.kernels.tables import LayerKind, Layers, Rotary, Rows, RowSet, Shifts, Span
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from epicrag.kernels.triton_table import Table
 
 __all__ = [
+    "WISH",
     "BackEnd",
     "Choice",
     "Columns",
@@ -44,8 +45,10 @@ __all__ = [
     "segment_attention",
     "span_keys",
     "span_values",
+    "triton_lacks",
     "turn",
     "widen_rows",
+    "wish",
 ]
 
 angles = reference.angles

@@ -34,6 +34,10 @@ class LayerKind:
     window: int | None = None
     softcap: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"a window of {self.window}: a token sees at least itself")
+
 
 class Shifts(NamedTuple):
     """By how many positions each of a prompt's segments is turned, which lie one behind the other in its rows."""
@@ -112,3 +116,35 @@ class Rows:
     high: int
     positions: Tensor
     spans: Sequence[Span]
+
+
+class Reach:
+    """Which rows some requests read, held against each pool once. ValueError on spans that no pool could serve."""
+
+    def __init__(self, rows: Sequence[Rows]) -> None:
+        self.runs: list[tuple[int, int]] = []
+        """The first row of each span, and the row behind its last."""
+        self.n_changes = 0
+        """Rows that the pool must have of its own, for the changes."""
+        for span in (span for request in rows for span in request.spans):
+            explicit = span.length if span.explicit is None else len(span.explicit)
+            if span.start < 0 or span.length < 0 or explicit != span.length:
+                raise ValueError(
+                    f"a span of {span.length} rows from row {span.start} on, with {explicit} positions"
+                )
+            if span.length:
+                self.runs.append((span.start, span.start + span.length))
+                self.n_changes = max(self.n_changes, span.change + 1)
+        self.n_rows = max([end for _, end in self.runs] + [self.n_changes])
+        self._fitting: set[tuple[int, int]] = set()
+
+    def fits(self, n_own: int, n_rounded: int) -> bool:
+        """Whether a pool of so many rows, and so many in 8 bits behind them, has all rows, and each span on one side."""
+        if (n_own, n_rounded) in self._fitting:
+            return True
+        if self.n_rows > n_own + n_rounded or self.n_changes > n_own:
+            return False
+        if n_rounded and any(start < n_own < end for start, end in self.runs):
+            return False
+        self._fitting.add((n_own, n_rounded))
+        return True

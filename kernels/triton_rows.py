@@ -328,7 +328,7 @@ def append(
     if isinstance(rows, slice):
         table, start, count = None, rows.start, rows.stop - rows.start
     else:
-        table, start, count = rows, 0, len(rows)
+        table, start, count = _table(rows, pool_keys.shape[1], pool_keys.device)
     if count != n or values.shape[:2] != (groups, n):
         raise ValueError(
             f"keys {tuple(keys.shape)} and values {tuple(values.shape)} do not fit {count} rows"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from epicrag.kernels.reference import angles
-from epicrag.kernels.tables import LayerKind, Rows
+from epicrag.kernels.tables import LayerKind, Reach, Rows
 
 # The columns of a piece. TURN: row of the table of rotations; AT: where its rows' own positions begin, or -1;
 # CHANGE: pool row or -1; LOCAL: row of the table of local rotations; BIAS: the bits of a float32.
@@ -124,8 +124,7 @@ class Table:
     """The work of one flat batch in the layers of one kind. All numbers are int32 on the device."""
 
     n_queries: int
-    n_rows: int
-    """Rows that the pool must have, those in 8 bits included."""
+    reach: Reach
     launches: tuple[Launch, ...]
     pieces: Tensor  # (n_pieces, PIECE_COLUMNS)
     positions: Tensor  # (T,)
@@ -226,6 +225,7 @@ class _Host:
 
     def __init__(self, rows: Sequence[Rows]) -> None:
         self.rows = rows
+        self.reach = Reach(rows)
         end = 0
         parts: list[Tensor] = []
         for request in rows:
@@ -260,11 +260,8 @@ class _Host:
     def places(self, request: int, index: int) -> np.ndarray | None:
         """The positions of a span's rows, NEVER at its holes; None where they are consecutive and all visible."""
         span, own = self.rows[request].spans[index], self._given[request][index]
-        if own is not None:
-            if len(own) != span.length:
-                raise ValueError(f"{len(own)} positions of a span of {span.length} rows")
-            if int(own[-1]) - int(own[0]) + 1 == span.length:
-                own = None
+        if own is not None and int(own[-1]) - int(own[0]) + 1 == span.length:
+            own = None
         if span.holes is None or not len(span.holes):
             return own
         if own is None:
@@ -390,13 +387,9 @@ def _table(
         -torch.tensor(list(turns), dtype=torch.float64, device=device), rotary, torch.float32
     )
     local_cos, local_sin = angles(torch.arange(low, high, device=device), rotary, torch.float32)
-    n_rows = 0
-    if len(columns):
-        ends = columns[:, ROW] + columns[:, LENGTH]
-        n_rows = max(int(ends.max()), int(columns[:, CHANGE].max()) + 1)
     return Table(
         host.n_queries,
-        n_rows,
+        host.reach,
         launches,
         parts[0],
         parts[1],

@@ -155,8 +155,8 @@ class Answering:
         if state.receipt is None:
             self._ms = replace(self._ms, link=self._watch.lap(), first_token=self._total())
             state.receipt = self._receipt()
-        if is_over:
-            state.receipt = replace(state.receipt, ms=replace(self._ms, total=self._total()))
+        # After each token: whoever asks may stop whenever it likes.
+        state.receipt = replace(state.receipt, ms=replace(self._ms, total=self._total()))
         return text
 
     def close(self) -> None:

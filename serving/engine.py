@@ -101,6 +101,8 @@ class Engine:
         except RefusedModel as refused:
             self.refusal = f"no reuse for {name}: {refused}"
             _log.warning("%s; answers are computed by full prefill", self.refusal)
+        if ops.wish() == "triton" and (lacks := ops.triton_lacks(model.device)):
+            _log.warning("%s is triton, and plain torch computes: %s", ops.WISH, lacks)
         self.scheduler = Scheduler(plain.run if self.refusal else link.run, limits)
 
     def _open(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from epicrag.errors import UsageError
+from epicrag.kernels import ops
 from epicrag.serving import layout
 from epicrag.serving.attention import Causal
 from epicrag.serving.decoder import Decoder
@@ -49,6 +50,8 @@ def choose(model: ServedModel, stored: str, quantize: str) -> tuple[Fast | None,
     `stored`: in which type the checkpoint's weights are exact. With `quantize` the module's own weights become
     what their rounded form stands for. UsageError where that would be of no use.
     """
+    if quantize == "none" and ops.wish() == "reference":
+        return None, f"transformers' modeling code: asked for by {ops.WISH}"
     try:
         fast, kind = _fast(model, stored, quantize)
         if not model.proofs.holds(kind):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from epicrag.errors import DeviceError, UsageError
-from epicrag.kernels import native, ops
+from epicrag.kernels import ops
 from epicrag.serving import attention, probe
 from epicrag.serving.fingerprint import model_fingerprint
 from epicrag.serving.forward import Fast, choose
@@ -254,9 +254,10 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(name: str, device: torch.device, folder: Path) -> torch.dtype:
-    """Resolve a dtype; `auto` asks what the device multiplies, and looks whether float32 fits.
+    """Resolve a dtype; `auto` is float32 on a CPU where it fits, in half of the free memory.
 
-    It does not time anything: KV is kept by the dtype it was computed in, and has to be found again.
+    Units for bfloat16 do not change that: they halve a full prefill, and stitched prompts and decoding gain nothing
+    (docs/decisions/0020). Nothing is timed either: KV is kept by the dtype it was computed in, and has to be found again.
     """
     named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name in named:
@@ -265,7 +266,7 @@ def _dtype(name: str, device: torch.device, folder: Path) -> torch.dtype:
         raise UsageError(f"unknown dtype {name!r}", f"use auto, {', '.join(named)}")
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    if _weights_bytes(folder) * 2 > _available_bytes() // 2 or native.has_matrix_units():
+    if _weights_bytes(folder) * 2 > _available_bytes() // 2:
         return torch.bfloat16
     return torch.float32
 

@@ -265,3 +265,18 @@ def test_few_and_many_share_a_batch_and_each_gets_the_bits_it_gets_alone():
         alone = ops.prepare(flat([prompt]), KIND, torch.float32)
         part = ops.segment_attention(queries[row.low : row.high], keys, values, alone, 0.2)
         assert torch.equal(part, got[row.low : row.high])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_between_windows_that_are_far_apart_nothing_is_read(dtype):
+    kind = ops.LayerKind(make_rotary(64), 5)
+    keys, values = torch.randn(1, ROWS, 64).to(dtype), torch.randn(1, ROWS, 64).to(dtype)
+    for start in (21, 0, 6, 261):
+        keys[:, start : start + 10] = torch.nan
+        values[:, start : start + 10] = torch.nan
+    positions = torch.tensor([20, 110, 112, 260, 300, 700])
+    rows = flat([(positions, [ops.Span(0, 800, 0, 0)])])
+    queries = torch.randn(6, 2, 64)
+    got = attend(queries, keys, values, rows, kind)
+    clean = (keys.nan_to_num(), values.nan_to_num())
+    assert (got - expected(queries, rows, *clean, kind)).abs().max() < 1e-5

@@ -198,3 +198,71 @@ def test_bfloat16_is_left_to_the_processors_matrix_units(monkeypatch, units, dty
     )[0]
     assert asked == ([] if units and dtype == torch.bfloat16 else [40])
     assert (got.double() - want).abs().max() < (1e-5 if dtype == torch.float32 else 3e-2)
+
+
+@pytest.fixture(params=["auto", "triton"])
+def back_end(request, monkeypatch):
+    """The kernels of the CPU, and Triton's in its interpreter."""
+    if request.param == "triton":
+        pytest.importorskip("triton")
+        if torch.cuda.is_available():
+            pytest.skip("Triton's interpreter is for where there is no GPU")
+    monkeypatch.setenv("EPICRAG_KERNELS", request.param)
+
+
+@pytest.mark.usefixtures("back_end")
+@pytest.mark.parametrize("n", [2, 6])
+def test_a_change_is_turned_to_negative_local_positions_too(n):
+    """A chunk that moves to the front of what it was compiled behind."""
+    positions = torch.arange(100, 100 + n)
+    rows = [ops.Rows(0, n, positions, [ops.Span(0, 50, 200, 20, change=299)])]
+    kind = ops.LayerKind(make_rotary())
+    dim = make_rotary().dim
+    queries, keys, values = (
+        torch.randn(n, 2, dim),
+        torch.randn(1, 300, dim),
+        torch.randn(1, 300, dim),
+    )
+    got = ops.segment_attention(queries, keys, values, ops.prepare(rows, kind, torch.float32), 0.3)
+    want = reference.segment_attention(
+        queries.double(), positions, keys.double(), values.double(), rows[0].spans, kind, 0.3
+    )[0]
+    assert (got - want).abs().max() < 1e-5
+
+
+@pytest.mark.usefixtures("back_end")
+@pytest.mark.parametrize("n", [2, 6])
+@pytest.mark.parametrize(
+    "span",
+    [
+        pytest.param(ops.Span(60, 10, 0, 0), id="half of it in 8 bits"),
+        pytest.param(ops.Span(70, 10, 0, 0, change=64), id="a change in 8 bits"),
+        pytest.param(ops.Span(90, 10, 0, 0), id="behind the pool"),
+        pytest.param(ops.Span(-3, 10, 0, 0), id="before the pool"),
+        pytest.param(ops.Span(3, 10, 0, 0, explicit=torch.arange(3)), id="few positions"),
+    ],
+)
+def test_no_row_is_read_that_is_not_there(span, n):
+    keys, values = torch.randn(1, 64, 16), torch.randn(1, 64, 16)
+    rounded = ops.Rounded(
+        torch.zeros(1, 32, 16, dtype=torch.int8),
+        torch.zeros(1, 32, 16, dtype=torch.int8),
+        torch.ones(1, 32),
+        torch.ones(1, 32),
+    )
+    rows = [ops.Rows(0, n, torch.arange(50, 50 + n), [span])]
+    kind = ops.LayerKind(ops.Rotary(torch.ones(8), 16))
+    with pytest.raises(ValueError, match="rows"):
+        ops.segment_attention(
+            torch.randn(n, 2, 16),
+            keys,
+            values,
+            ops.prepare(rows, kind, torch.float32),
+            0.3,
+            rounded,
+        )
+
+
+def test_a_window_has_room_for_the_token_itself():
+    with pytest.raises(ValueError, match="window of 0"):
+        ops.LayerKind(make_rotary(), window=0)

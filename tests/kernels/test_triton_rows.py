@@ -468,3 +468,12 @@ def test_the_back_end_is_found_out_once_for_all_layers(chosen, device, monkeypat
         assert torch.equal(pool.keys[layer][:, rows], keys)
         assert torch.equal(pool.values[layer][:, rows], values)
     assert len(asked) == 1 and len(shown) == 3
+
+
+def test_append_reads_row_numbers_with_gaps_between_them():
+    keys = torch.randn(1, 3, 8)
+    pool_keys, pool_values = torch.zeros(1, 10, 8), torch.zeros(1, 10, 8)
+    rows = torch.tensor([5, 0, 6, 1, 7, 2])[::2]
+    triton_rows.append(keys, keys, pool_keys, pool_values, rows)
+    assert torch.equal(pool_keys[:, 5:8], keys) and torch.equal(pool_values, pool_keys)
+    assert not pool_keys[:, :5].any()

@@ -7,6 +7,7 @@ from epicrag.kernels.choice import WISH
 from epicrag.serving.engine import Engine
 from epicrag.serving.policies import parse_policy
 from epicrag.serving.prompt import Piece, Prompt
+from epicrag.serving.sample import Sampling
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -69,3 +70,34 @@ def test_on_a_gpu_it_computes_what_the_cpu_computes(checkpoint, family, kv_dtype
         for device in ("cpu", "cuda")
     )
     assert (got.cpu() - want).abs().max() < 1e-3 * max(1.0, float(want.abs().max()))
+
+
+def test_plain_torch_is_said_where_triton_was_asked_for_and_lacks_something(
+    checkpoint, monkeypatch, caplog
+):
+    options = {"device": "cpu", "dtype": "float32", "kv_memory_bytes": 32 << 20}
+    monkeypatch.setenv(WISH, "triton")
+    monkeypatch.setattr("epicrag.kernels.choice.triton_lacks", lambda device: "a reason")
+    monkeypatch.setattr("epicrag.kernels.ops.triton_lacks", lambda device: "a reason")
+    with caplog.at_level("WARNING", "epicrag"):
+        engine = Engine.load(checkpoint("llama"), name="llama", **options)
+    assert "plain torch computes: a reason" in caplog.text
+    assert engine.refusal is None
+
+
+def test_the_reference_takes_no_decoder_of_our_own(checkpoint, monkeypatch):
+    options = {"device": "cpu", "dtype": "float32", "kv_memory_bytes": 32 << 20}
+    monkeypatch.setenv(WISH, "reference")
+    engine = Engine.load(checkpoint("llama"), name="llama", **options)
+    assert engine.model.forward_kind == f"transformers' modeling code: asked for by {WISH}"
+
+
+def test_an_answer_that_is_given_up_has_taken_the_time_of_its_tokens(tiny_engine):
+    engine = tiny_engine("llama")
+    answer = engine.submit(ASKED, policy=parse_policy("none"), sampling=Sampling(max_tokens=50))
+    for _, _ in zip(answer, range(3), strict=False):
+        pass
+    given_up = answer.receipt
+    answer.close()
+    assert given_up is not None
+    assert given_up.ms.total > given_up.ms.first_token
