@@ -19,6 +19,7 @@ from itertools import cycle
 from typing import Any
 
 import torch
+from timing import show
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -190,11 +191,6 @@ def cases(parts: list[str], sizes: list[int]) -> dict[str, Case]:
     return made
 
 
-def show(row: dict[str, Any], head: bool) -> None:
-    for line in (row.keys(), row.values()) if head else (row.values(),):
-        print("  ".join(str(x).rjust(max(len(k), 9)) for k, x in zip(row, line, strict=True)), flush=True)  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -210,10 +206,13 @@ def main() -> None:
     torch.set_grad_enabled(False)
     rows = []
     for model in args.models:
-        for what, case in cases(args.only, args.sizes).items():
-            for pool in args.pools:
-                rows.append(measure(what, model, case, getattr(torch, pool), args.turns, clock))
-                show(rows[-1], len(rows) == 1)
+        own = [
+            measure(what, model, case, getattr(torch, pool), args.turns, clock)
+            for what, case in cases(args.only, args.sizes).items()
+            for pool in args.pools
+        ]
+        show(own)
+        rows += own
     about = {"machine": platform.machine(), "threads": args.threads, "torch": torch.__version__}
     print(json.dumps({**about, "why not compiled": native.why_not(), "rows": rows}))
 

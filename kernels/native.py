@@ -67,7 +67,7 @@ def has_matrix_units() -> bool:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False
     try:
-        return _features()["amx-bf16"]
+        return processor_features()["amx-bf16"]
     except ImportError:
         return False
 
@@ -79,12 +79,14 @@ def _lacking(cpu: str | None, features: str | None) -> str | None:
         return None
     if machine not in ("x86_64", "amd64"):
         return f"the compiled kernels know x86-64 and ARM-64, not {machine}"
-    known = _features(cpu, features)
+    known = processor_features(cpu, features)
     missing = [name for name in ("avx2", "fma", "f16c") if not known[name]]
     return f"the processor lacks {', '.join(missing)}" if missing else None
 
 
-def _features(cpu: str | None = None, features: str | None = None) -> defaultdict[str, bool]:
+def processor_features(
+    cpu: str | None = None, features: str | None = None
+) -> defaultdict[str, bool]:
     """What the processor can do, or one that numba was told to compile for."""
     import llvmlite.binding as llvm
 

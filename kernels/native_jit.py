@@ -21,8 +21,9 @@ import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
+
+from epicrag.kernels.native import processor_features
 
 LANES = 8
 
@@ -35,9 +36,8 @@ ZERO = ir.Constant(VECTOR, [0.0] * LANES)
 
 def widest() -> int:
     """Floats of the widest vectors that the processor, as numba is told to see it, computes with at once."""
-    told = numba.config.CPU_FEATURES
-    features = get_host_cpu_features() if told is None else told
-    return 16 if "+avx512f" in features.split(",") else LANES
+    seen = processor_features(numba.config.CPU_NAME, numba.config.CPU_FEATURES)
+    return 16 if seen["avx512f"] else LANES
 
 
 def _choose_layer() -> str:

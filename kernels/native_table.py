@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from epicrag.kernels.rounding import Rounded
-from epicrag.kernels.tables import LayerKind, Reach, Rotary, Rows, Span
+from epicrag.kernels.tables import Extent, LayerKind, Rotary, Rows, Span
 
 # The columns of a span; EXPLICIT and HOLES are addresses or 0, BIAS the bits of a float.
 START, LENGTH, TURN, FIRST, EXPLICIT, CHANGE, HOLES, LOCAL, BIAS = range(9)
@@ -71,7 +71,7 @@ class Table:
     header: int
     """Its address."""
     n_queries: int
-    reach: Reach
+    extent: Extent
     n_slots: int
     """Meetings of a query and a piece, at most."""
     n_met: int
@@ -94,7 +94,7 @@ def prepare_native(rows: Sequence[Rows], kind: LayerKind) -> Table:
     turn_of: dict[int, int] = {}
     kept: list[Any] = []
     n_queries = n_spans = n_pieces = n_items = n_slots = 0
-    reach = Reach(rows)
+    extent = Extent(rows)
     low, high = 1 << 60, -(1 << 60)
     for request in rows:
         n_own, own = request.high - request.low, 0
@@ -147,7 +147,7 @@ def prepare_native(rows: Sequence[Rows], kind: LayerKind) -> Table:
     if blind >= 0:
         raise ValueError(f"query {blind} sees no key: a token sees at least itself")
     softcap = float_bits(kind.softcap) if kind.softcap else 0
-    return Table(base, n_queries, reach, n_slots, n_met, softcap, (arena, cos, sin, local, *kept))
+    return Table(base, n_queries, extent, n_slots, n_met, softcap, (arena, cos, sin, local, *kept))
 
 
 def _columns(span: Span, turn_of: dict[int, int] | None, kept: list[Any]) -> tuple[int, ...]:
@@ -267,7 +267,7 @@ def _given(
         or n != table.n_queries
         or heads % groups
         or keys.shape != (groups, n_pool, dim)
-        or not table.reach.fits(n_pool, 0 if rounded is None else rounded.keys.shape[1])
+        or not table.extent.fits(n_pool, 0 if rounded is None else rounded.keys.shape[1])
         or (dim | value_dim) % 8
         or not q_step == k_step == v_step == 1
         or out.shape != (n, heads, value_dim)
@@ -275,7 +275,7 @@ def _given(
     ):
         raise ValueError(
             f"queries {tuple(queries.shape)} {queries.dtype}, keys {tuple(keys.shape)} {keys.dtype} and values "
-            f"{tuple(values.shape)} {values.dtype} do not fit a table of {table.n_queries} queries over {table.reach.n_rows} rows, "
+            f"{tuple(values.shape)} {values.dtype} do not fit a table of {table.n_queries} queries over {table.extent.n_rows} rows, "
             "or their entries do not stand side by side"
         )
     given = (

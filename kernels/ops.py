@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -224,19 +224,21 @@ def segment_attention(
     n_narrow = prepared.n_narrow if is_compiled else 0
     rows = prepared.rows
     if n_narrow == len(rows):
-        return _narrow(queries, keys, values, prepared, scale, rounded)
+        return _native(native.attend, queries, keys, values, prepared.table(), scale, rounded)
     in_tiles = is_compiled and prepared.in_tiles
     if in_tiles and not n_narrow:
-        return _tiled(queries, keys, values, prepared, scale, rounded)
+        return _native(native.attend_many, queries, keys, values, prepared.tiles(), scale, rounded)
     if len(rows) == 1:
         return _wide(0, queries, keys, values, prepared, scale, rounded)
     out = queries.new_empty((*queries.shape[:2], values.shape[2]))
     if n_narrow:
         high = rows[n_narrow - 1].high
-        out[:high] = _narrow(queries[:high], keys, values, prepared, scale, rounded)
+        few = queries[:high], keys, values, prepared.table(), scale, rounded
+        out[:high] = _native(native.attend, *few)
     if in_tiles:
         low = rows[n_narrow].low
-        out[low:] = _tiled(queries[low:], keys, values, prepared, scale, rounded)
+        many = queries[low:], keys, values, prepared.tiles(), scale, rounded
+        out[low:] = _native(native.attend_many, *many)
         return out
     for index in range(n_narrow, len(rows)):
         own = slice(rows[index].low, rows[index].high)
@@ -249,30 +251,17 @@ def _fits_native(keys: Tensor, values: Tensor) -> bool:
     return not (keys.shape[2] | values.shape[2]) % 8
 
 
-def _narrow(
+def _native(
+    attend: Callable[..., Tensor],
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    prepared: Prepared,
+    table: native.Table,
     scale: float,
     rounded: Rounded | None,
 ) -> Tensor:
-    """Requests of few queries, all together."""
-    out = native.attend(queries.float(), keys, values, prepared.table(), scale, rounded=rounded)
-    return out.to(queries.dtype)
-
-
-def _tiled(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    prepared: Prepared,
-    scale: float,
-    rounded: Rounded | None,
-) -> Tensor:
-    """All requests of many queries."""
-    given = queries.float(), keys, values, prepared.tiles(), scale
-    return native.attend_many(*given, rounded=rounded).to(queries.dtype)
+    """By a compiled kernel: `native.attend` or `native.attend_many`, which compute in float32."""
+    return attend(queries.float(), keys, values, table, scale, rounded=rounded).to(queries.dtype)
 
 
 def _wide(

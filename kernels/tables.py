@@ -118,7 +118,7 @@ class Rows:
     spans: Sequence[Span]
 
 
-class Reach:
+class Extent:
     """Which rows some requests read, held against each pool once. ValueError on spans that no pool could serve."""
 
     def __init__(self, rows: Sequence[Rows]) -> None:

@@ -680,13 +680,13 @@ def attend(
             values is not None
             and (values.shape[:2] != keys.shape[:2] or values.dtype != keys.dtype)
         )
-        or not table.reach.fits(keys.shape[1], n_eight)
+        or not table.extent.fits(keys.shape[1], n_eight)
         or (table.rounded and rounded is None)
     ):
         raise ValueError(
             f"queries {tuple(queries.shape)}, keys {tuple(keys.shape)} and values "
             f"{None if values is None else tuple(values.shape)} do not fit a table of {table.n_queries} queries over "
-            f"{table.reach.n_rows} rows"
+            f"{table.extent.n_rows} rows"
         )
     queries, keys = _dense(queries), _dense(keys)
     values = keys if values is None else _dense(values)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from epicrag.kernels.reference import angles
-from epicrag.kernels.tables import LayerKind, Reach, Rows
+from epicrag.kernels.tables import Extent, LayerKind, Rows
 
 # The columns of a piece. TURN: row of the table of rotations; AT: where its rows' own positions begin, or -1;
 # CHANGE: pool row or -1; LOCAL: row of the table of local rotations; BIAS: the bits of a float32.
@@ -124,7 +124,7 @@ class Table:
     """The work of one flat batch in the layers of one kind. All numbers are int32 on the device."""
 
     n_queries: int
-    reach: Reach
+    extent: Extent
     launches: tuple[Launch, ...]
     pieces: Tensor  # (n_pieces, PIECE_COLUMNS)
     positions: Tensor  # (T,)
@@ -225,7 +225,7 @@ class _Host:
 
     def __init__(self, rows: Sequence[Rows]) -> None:
         self.rows = rows
-        self.reach = Reach(rows)
+        self.extent = Extent(rows)
         end = 0
         parts: list[Tensor] = []
         for request in rows:
@@ -389,7 +389,7 @@ def _table(
     local_cos, local_sin = angles(torch.arange(low, high, device=device), rotary, torch.float32)
     return Table(
         host.n_queries,
-        host.reach,
+        host.extent,
         launches,
         parts[0],
         parts[1],

@@ -196,7 +196,7 @@ class Answering:
             fresh=cost.fresh,
             dropped_chunks=placed.layout.dropped,
             fallback=self._engine.refusal or compiled,
-            ms=replace(self._ms, total=self._ms.first_token),
+            ms=self._ms,
             charged=round(cost.charged + (late / cost.context if late else 0.0), 6),
         )
         self._engine.count(receipt)

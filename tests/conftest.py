@@ -348,13 +348,3 @@ def read_only() -> Iterator[Callable[[Path], Path]]:
     for path in top.rglob("*"):
         path.chmod(0o755)
     shutil.rmtree(top)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _any_processor() -> Iterator[None]:
-    """Where no dtype is asked for the tests compute in float32, on processors with units for bfloat16 too."""
-    from epicrag.kernels import native
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "has_matrix_units", lambda: False)
-        yield
